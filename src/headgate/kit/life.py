@@ -1,0 +1,136 @@
+"""How a process lives: run, quiet, stop.
+
+The first SIGTERM or SIGINT makes it quiet: it takes nothing new, says so at `/readyz`, and finishes what it has. After the
+deadline the rest is cancelled; a second signal does that at once. A process that was told to stop exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import structlog
+
+from headgate.kit import logs, metrics, traces
+
+STOP_SECONDS = 5.0
+_RESTART_SECONDS = 1.0
+
+log = structlog.get_logger()
+_STEPS = metrics.counter("headgate_job_steps_total", "Steps of background jobs.", ["job", "outcome"])
+_STEP_SECONDS = metrics.histogram("headgate_job_step_seconds", "How long a step of a background job takes.", ["job"])
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Work done again and again: one step every so often, or (with 0) one coroutine for the life of the process."""
+
+    name: str
+    run: Callable[[], Awaitable[object]]
+    every_seconds: float = 0.0
+
+
+class Life:
+    """The life of this process: `async with Life() as life: await life.run(serve())`."""
+
+    def __init__(self, stop_seconds: float = STOP_SECONDS) -> None:
+        self.stop_seconds = stop_seconds
+        self.quiet = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.end)
+        loop.add_signal_handler(signal.SIGINT, self.end)
+        loop.add_signal_handler(signal.SIGUSR1, logs.switch_debug)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            loop.remove_signal_handler(number)
+
+    def end(self) -> None:
+        """Become quiet; said a second time, stop without waiting for the deadline."""
+        if self.quiet.is_set():
+            self._stop.set()
+        self.quiet.set()
+
+    async def run(self, main: Coroutine[Any, Any, object]) -> None:
+        """Run `main` until it ends; once quiet, it has the deadline to end by itself and is then cancelled."""
+        task = asyncio.ensure_future(main)
+        quiet = asyncio.ensure_future(self.quiet.wait())
+        try:
+            await asyncio.wait((task, quiet), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                stop = asyncio.ensure_future(self._stop.wait())
+                await asyncio.wait((task, stop), timeout=self.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+                stop.cancel()
+            if task.done():
+                await task
+        finally:
+            quiet.cancel()
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def run_jobs(jobs: Sequence[Job], quiet: asyncio.Event) -> None:
+    """Run all jobs side by side until `quiet`; a step under way is finished, a lifelong one is cancelled."""
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            group.create_task(_repeat(job, quiet) if job.every_seconds else _keep(job, quiet), name=job.name)
+
+
+async def _repeat(job: Job, quiet: asyncio.Event) -> None:
+    await _pause(quiet, random.uniform(0, job.every_seconds))  # workers started together do not stay in step
+    while not quiet.is_set():
+        started = monotonic()
+        await _step(job)
+        await _pause(quiet, job.every_seconds - (monotonic() - started))
+
+
+async def _keep(job: Job, quiet: asyncio.Event) -> None:
+    while not quiet.is_set():
+        step = asyncio.ensure_future(_step(job))
+        ended = asyncio.ensure_future(quiet.wait())
+        try:
+            await asyncio.wait((step, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            step.cancel()
+            with suppress(asyncio.CancelledError):
+                await step
+        await _pause(quiet, _RESTART_SECONDS)
+
+
+async def _step(job: Job) -> None:
+    started = monotonic()
+    try:
+        with traces.span(f"job {job.name}"):
+            await job.run()
+    except Exception:  # the top of a worker's loop: one bad step must not end the others
+        _STEPS.labels(job.name, "failed").inc()
+        log.exception("job failed", job=job.name)
+    else:
+        _STEPS.labels(job.name, "done").inc()
+    finally:
+        _STEP_SECONDS.labels(job.name).observe(monotonic() - started)
+
+
+async def _pause(quiet: asyncio.Event, seconds: float) -> None:
+    if seconds <= 0:
+        await asyncio.sleep(0)
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await quiet.wait()

@@ -1,0 +1,172 @@
+"""Logs: a fixed phrase and keys, JSON off a terminal, no secret ever, and a level that can change while we run.
+
+Modules write `log = structlog.get_logger()` and `log.info("queue opened", queue=name)`. Records of libraries that use the
+standard library's logging come out in the same form.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from enum import StrEnum
+from typing import Annotated, Any, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from headgate.kit.settings import Doc, Settings
+
+MASK = "•••"
+
+
+class Level(StrEnum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Format(StrEnum):
+    """What a log line looks like."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogSettings(Settings, section="log"):
+    """How Headgate logs."""
+
+    level: Annotated[Level, Doc("how much is logged; SIGUSR1 switches to debug and back while running")] = Level.INFO
+    format: Annotated[Format, Doc("json, text, or auto: text on a terminal, else json")] = Format.AUTO
+
+
+_NUMBERS = {Level.DEBUG: 10, Level.INFO: 20, Level.WARNING: 30, Level.ERROR: 40}
+_SECRET_KEYS = frozenset({"token", "ticket", "cookie", "password", "secret", "authorization", "proof", "signing_keys"})
+_SECRET_ENDINGS = ("_token", "_ticket", "_cookie", "_password", "_secret")
+_CREDENTIALS = re.compile(r"(://[^/\s:@\"]*:)[^@/\s\"]+@")
+_QUIET_LIBRARIES = ("httpx2", "httpcore2", "asyncio", "websockets", "opentelemetry")
+
+_threshold = 20
+_usual = Level.INFO
+_hidden: set[str] = set()
+
+
+class Logger(structlog.BoundLoggerBase):
+    """A logger that looks at the present level with each call, so that the level can change."""
+
+    def debug(self, event: str, **keys: object) -> None:
+        if _threshold <= 10:
+            self._proxy_to_logger("debug", event, **keys)
+
+    def info(self, event: str, **keys: object) -> None:
+        if _threshold <= 20:
+            self._proxy_to_logger("info", event, **keys)
+
+    def warning(self, event: str, **keys: object) -> None:
+        if _threshold <= 30:
+            self._proxy_to_logger("warning", event, **keys)
+
+    def error(self, event: str, **keys: object) -> None:
+        self._proxy_to_logger("error", event, **keys)
+
+    def exception(self, event: str, **keys: object) -> None:
+        self._proxy_to_logger("error", event, **{"exc_info": True, **keys})
+
+
+def configure(settings: LogSettings, process: str, *, stream: TextIO | None = None) -> None:
+    """Set up logging for this process, on stderr; `process` is its name in every line."""
+    global _usual
+    stream = stream or sys.stderr
+    text = settings.format is Format.TEXT or (settings.format is Format.AUTO and stream.isatty())
+    renderers: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty(), sort_keys=False)]
+        if text
+        else [structlog.processors.format_exc_info, _json]
+    )
+
+    def name_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("process", process)
+        return event
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso" if not text else "%H:%M:%S", utc=not text),
+            name_process,
+            _mask_keys,
+            *renderers,
+            _mask_text,
+        ],
+        wrapper_class=Logger,
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _usual = settings.level
+    set_level(settings.level)
+    logging.root.handlers[:] = [_Bridge()]
+    for name in _QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_level(level: Level) -> None:
+    """Change how much this process logs, from now on."""
+    global _threshold
+    _threshold = _NUMBERS[level]
+    logging.root.setLevel(_threshold)
+
+
+def switch_debug() -> None:
+    """Switch between debug and the level of the settings."""
+    set_level(_usual if _threshold <= 10 else Level.DEBUG)
+
+
+def hide(*secrets: str) -> None:
+    """Never show these texts in a log line, wherever they turn up."""
+    for secret in secrets:
+        if secret:
+            _hidden.update((secret, msgspec.json.encode(secret).decode()[1:-1]))
+
+
+class _Bridge(logging.Handler):
+    """Hand records of other libraries to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        keys: dict[str, object] = {"logger": record.name}
+        if record.exc_info:
+            keys["exc_info"] = record.exc_info
+        log = structlog.get_logger()
+        if record.levelno >= logging.ERROR:
+            log.error(record.getMessage(), **keys)
+        elif record.levelno >= logging.WARNING:
+            log.warning(record.getMessage(), **keys)
+        elif record.levelno >= logging.INFO:
+            log.info(record.getMessage(), **keys)
+        else:
+            log.debug(record.getMessage(), **keys)
+
+
+def _mask_keys(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for key, value in event.items():
+        if (key in _SECRET_KEYS or key.endswith(_SECRET_ENDINGS)) and isinstance(value, str | bytes):
+            event[key] = MASK
+    return event
+
+
+def _mask_text(_logger: WrappedLogger, _method: str, line: Any) -> str:
+    text = str(line)
+    for secret in _hidden:
+        if secret in text:
+            text = text.replace(secret, MASK)
+    return _CREDENTIALS.sub(rf"\1{MASK}@", text) if "://" in text else text
+
+
+def _json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    phrase = event.pop("event", "")
+    ordered = {"time": event.pop("timestamp", None), "level": event.pop("level", None), "event": phrase, **event}
+    return msgspec.json.encode(ordered, enc_hook=repr).decode()

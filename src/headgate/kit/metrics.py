@@ -1,0 +1,138 @@
+"""Metrics that are right with several processes.
+
+After `share()`, which is for the parent before it makes metrics and starts children, each process writes its numbers to files of its own there, and whoever is asked adds them up. Without it, the
+numbers of this one process are shown.
+
+A dead process's gauges vanish and its counts must not: they are moved to one file of the departed, so that totals never
+go back and files do not pile up however often a worker is started again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.metrics_core import Metric
+from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+Across = Literal["sum", "max", "min", "latest"]
+_MODES: dict[Across, Literal["livesum", "livemax", "livemin", "livemostrecent"]] = {
+    "sum": "livesum",
+    "max": "livemax",
+    "min": "livemin",
+    "latest": "livemostrecent",
+}
+_DEPARTED = "departed"
+_collectors: list[Collector] = []
+
+
+def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+    """Make a count that only grows."""
+    return Counter(_ours(name), text, labels)
+
+
+def gauge(name: str, text: str, labels: Sequence[str] = (), *, across: Across = "sum") -> Gauge:
+    """Make a number that goes up and down; `across` says what several processes' numbers make together."""
+    return Gauge(_ours(name), text, labels, multiprocess_mode=_MODES[across])
+
+
+def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SECONDS) -> Histogram:
+    """Make a distribution; the buckets are for seconds unless given."""
+    return Histogram(_ours(name), text, labels, buckets=buckets)
+
+
+def collect(source: Callable[[], Iterable[Metric]]) -> None:
+    """Add numbers that are looked up when somebody asks; `source` runs in the process that answers."""
+    _collectors.append(_Source(source))
+
+
+def share(directory: Path | None = None) -> Path:
+    """Make the directory where this process and those it starts keep their numbers together.
+
+    Metrics made before this call stay out of it. The caller removes the directory when the last process has gone.
+    """
+    made = Path(tempfile.mkdtemp(prefix="headgate-metrics-")) if directory is None else directory
+    made.mkdir(parents=True, exist_ok=True)
+    os.environ[DIRECTORY] = str(made)
+    if values.ValueClass is values.MutexValue:  # the library looked at the environment when it was imported
+        values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
+    return made
+
+
+def exposition() -> bytes:
+    """Give all metrics in Prometheus' text format."""
+    shared = os.environ.get(DIRECTORY)
+    if not shared:
+        return generate_latest(REGISTRY) + _looked_up()
+    directory = Path(shared)
+    registry = CollectorRegistry()
+    with _locked(directory):
+        _retire(directory)
+        MultiProcessCollector(registry, path=shared)  # type: ignore[no-untyped-call]
+        return generate_latest(registry) + _looked_up()
+
+
+class _Source(Collector):
+    def __init__(self, source: Callable[[], Iterable[Metric]]) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        return self._source()
+
+
+def _looked_up() -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in _collectors:
+        registry.register(collector)
+    return generate_latest(registry) if _collectors else b""
+
+
+def _ours(name: str) -> str:
+    if not name.startswith("headgate_"):
+        raise ValueError(f"a metric's name begins with headgate_: {name}")
+    return name
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other readers out: between the move of a count and the removal of its file it would be counted twice."""
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _retire(directory: Path) -> None:
+    """Drop the gauges of dead processes, and move their counts to the file of the departed."""
+    for file in directory.glob("*.db"):
+        kind, _, owner = file.stem.rpartition("_")
+        if not owner.isdigit() or _alive(int(owner)):
+            continue
+        if not kind.startswith("gauge"):
+            departed = MmapedDict(str(directory / f"{kind}_{_DEPARTED}.db"))  # type: ignore[no-untyped-call]
+            for key, value, _time, _position in MmapedDict.read_all_values_from_file(str(file)):  # type: ignore[no-untyped-call]
+                before, _ = departed.read_value(key)  # type: ignore[no-untyped-call]
+                departed.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
+            departed.close()  # type: ignore[no-untyped-call]
+        file.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,84 @@
+"""The operations port that every process has: `/livez`, `/readyz` and `/metrics`.
+
+It answers three fixed addresses and closes the connection, in the process's own event loop: if the loop hangs, so does
+the probe, and that is the point. What faces users is another listener with another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+import structlog
+
+from headgate.kit import metrics
+
+Ready = Callable[[], Awaitable[str | None]]
+
+log = structlog.get_logger()
+_PATIENCE_SECONDS = 5.0
+_MOST_HEADER_BYTES = 16_384
+
+
+@asynccontextmanager
+async def serve_operations(port: int, ready: Ready, *, host: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Serve probes and metrics, and give the port (0 takes a free one); `ready` says why not, or None if ready."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, _, rest = head.partition(b" ")
+                path = rest.partition(b" ")[0].partition(b"?")[0]
+                status, content_type, body = await _answer(method, path, ready)
+                writer.write(_rendered(status, content_type, body, with_body=method != b"HEAD"))
+                await writer.drain()
+        writer.close()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, host, port, limit=_MOST_HEADER_BYTES)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await server.wait_closed()
+
+
+async def _answer(method: bytes, path: bytes, ready: Ready) -> tuple[HTTPStatus, str, bytes]:
+    text = "text/plain; charset=utf-8"
+    if method not in (b"GET", b"HEAD"):
+        return HTTPStatus.METHOD_NOT_ALLOWED, text, b"only GET and HEAD\n"
+    match path:
+        case b"/livez":
+            return HTTPStatus.OK, text, b"alive\n"
+        case b"/readyz":
+            why_not = await _why_not(ready)
+            if why_not is None:
+                return HTTPStatus.OK, text, b"ready\n"
+            return HTTPStatus.SERVICE_UNAVAILABLE, text, f"{why_not}\n".encode()
+        case b"/metrics":
+            return HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.exposition()
+        case _:
+            return HTTPStatus.NOT_FOUND, text, b"here are /livez, /readyz and /metrics\n"
+
+
+async def _why_not(ready: Ready) -> str | None:
+    try:
+        return await ready()
+    except Exception as error:  # noqa: BLE001  # a probe must answer whatever the check ran into
+        log.warning("readiness check failed", error=repr(error))
+        return "the readiness check failed"
+
+
+def _rendered(status: HTTPStatus, content_type: str, body: bytes, *, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")
