@@ -1,0 +1,100 @@
+"""Fixtures for every test: a real store of the chosen kind, a connected client, a running gateway."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+
+from tests.processes import Gateway, GatewayProcess
+from tests.topology import KINDS, Topology
+
+if TYPE_CHECKING:
+    from headgate.store import Store
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--topology", choices=list(KINDS), default="standalone", help="the store that tests run on")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of another topology: they are not skipped, they do not belong to this run."""
+    chosen = config.getoption("--topology")
+    others = [item for item in items if (mark := item.get_closest_marker("topology")) and chosen not in mark.args]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[Topology]:
+    """A running store of the chosen kind, shared by all tests: leave it as whole as you found it."""
+    with KINDS[request.config.getoption("--topology")]() as topology:
+        yield topology
+
+
+@pytest.fixture
+def fresh_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Topology]]:
+    """Start a store of one's own, to break: `fresh_server()` or `fresh_server(Sentinel(password=…))`."""
+    chosen = KINDS[request.config.getoption("--topology")]
+    with ExitStack() as started:
+
+        def start(topology: Topology | None = None) -> Topology:
+            return started.enter_context(topology or chosen())
+
+        yield start
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A prefix of keys that nobody else has."""
+    return f"t{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def store(server: Topology, prefix: str) -> AsyncIterator[Store]:
+    """A connected store with a fresh prefix."""
+    from headgate.store import StoreSettings, open_store
+
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def gateway_process(server: Topology) -> Iterator[GatewayProcess]:
+    """A gateway process that all tests share."""
+    with GatewayProcess(server.url) as process:
+        yield process
+
+
+@pytest.fixture
+async def gateway(gateway_process: GatewayProcess) -> AsyncIterator[Gateway]:
+    """The shared gateway, with a client that sends the admin token."""
+    async with httpx2.AsyncClient(
+        base_url=gateway_process.url, headers={"X-API-Token": gateway_process.token}
+    ) as client:
+        yield Gateway(gateway_process, client)
+
+
+@pytest.fixture
+def fresh_gateway() -> Iterator[Callable[..., GatewayProcess]]:
+    """Start a gateway of one's own: `fresh_gateway(url, "--workers", "2")`."""
+    with ExitStack() as started:
+
+        def start(store_url: str, *arguments: str, environment: dict[str, str] | None = None) -> GatewayProcess:
+            return started.enter_context(GatewayProcess(store_url, *arguments, environment=environment))
+
+        yield start

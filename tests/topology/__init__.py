@@ -1,0 +1,42 @@
+"""Real stores for tests: started on free ports, broken on command, always cleaned up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.topology.certificates import Authority
+from tests.topology.cluster import Cluster
+from tests.topology.kind import Topology
+from tests.topology.node import HOST, Node
+from tests.topology.ports import free_port
+from tests.topology.proxy import FaultyProxy
+from tests.topology.reaper import reaper
+from tests.topology.sentinel import Sentinel
+from tests.topology.standalone import Redis, Standalone, TlsNode
+from tests.topology.waiting import NotInTime, eventually, wait_until
+
+KINDS: dict[str, Callable[[], Topology]] = {
+    "standalone": Standalone,
+    "cluster": Cluster,
+    "sentinel": Sentinel,
+    "redis": Redis,
+}
+
+__all__ = [
+    "HOST",
+    "KINDS",
+    "Authority",
+    "Cluster",
+    "FaultyProxy",
+    "Node",
+    "NotInTime",
+    "Redis",
+    "Sentinel",
+    "Standalone",
+    "TlsNode",
+    "Topology",
+    "eventually",
+    "free_port",
+    "reaper",
+    "wait_until",
+]

@@ -1,0 +1,65 @@
+"""What every topology can do, so that one test runs on all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from tests.topology.node import Node
+
+
+class Topology(ABC):
+    """A running store made of one or more servers."""
+
+    kind: str
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The URL that the product is given."""
+
+    @abstractmethod
+    def primaries(self) -> list[Node]:
+        """The servers that take writes now."""
+
+    @abstractmethod
+    def primary_of(self, key: str) -> Node:
+        """The server that takes writes for this key now."""
+
+    @abstractmethod
+    async def fail_over(self, key: str = "") -> None:
+        """Crash the primary of a key and wait until another server, or the same one restarted, serves it."""
+
+    def start(self) -> None:
+        """Start everything and block until it is whole: all answer, replicas are synced, sentinels agree."""
+        for node in self.nodes:
+            node.start()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def synced(replica: Node, primary: Node) -> bool:
+    """Say whether a replica has everything that the primary has written."""
+    theirs = replica.info("replication")
+    ours = primary.info("replication")
+    return (
+        theirs.get("master_link_status") == "up"
+        and theirs.get("master_sync_in_progress") == 0
+        and int(theirs["slave_repl_offset"]) >= int(ours["master_repl_offset"]) - 64
+    )
