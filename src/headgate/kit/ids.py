@@ -1,0 +1,57 @@
+"""Names and ids: what may come in from outside, and how we make our own."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import uuid
+
+from ulid import ULID
+
+from headgate.kit.problems import InvalidRequest
+
+_THING = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+_CONFIG_KEY = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
+_MEMBER = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
+_DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def thing_name(value: str, field: str = "name") -> str:
+    """Check the name of a queue, type, group, namespace, upstream or lock."""
+    return _matched(_THING, value, field, "1 to 128 of A-Z a-z 0-9 _ . : -")
+
+
+def config_key(value: str, field: str = "key") -> str:
+    """Check a config key, which may also contain slashes."""
+    return _matched(_CONFIG_KEY, value, field, "1 to 128 of A-Z a-z 0-9 _ . : / -")
+
+
+def member_id(value: str, field: str = "id") -> str:
+    """Check the id of a user, instance, session or ticket."""
+    return _matched(_MEMBER, value, field, "1 to 64 of A-Z a-z 0-9 _ -")
+
+
+def display_text(value: str, field: str = "text", most: int = 64) -> str:
+    """Check a text that people read: bounded, without control characters or marks that turn its direction."""
+    if not value or len(value) > most:
+        raise InvalidRequest(f"{field} must have 1 to {most} characters.", field=field)
+    if any(unicodedata.category(sign) in _INVISIBLE or sign in _DIRECTION_MARKS for sign in value):
+        raise InvalidRequest(f"{field} must not contain control characters.", field=field)
+    return value
+
+
+def new_ulid() -> str:
+    """Make an id that sorts by the time it was made."""
+    return str(ULID())
+
+
+def new_uuid() -> str:
+    """Make an id that nobody can guess."""
+    return str(uuid.uuid4())
+
+
+def _matched(pattern: re.Pattern[str], value: str, field: str, rule: str) -> str:
+    if not pattern.fullmatch(value):
+        raise InvalidRequest(f"{field} must be {rule}.", field=field)
+    return value

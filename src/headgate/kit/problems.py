@@ -1,0 +1,141 @@
+"""Everything that can go wrong for a caller, by name.
+
+A problem is one class with one stable code. The same table of codes turns a script's refusal into an exception, an
+exception into an RFC 9457 document, and that document back into the exception on the client's side.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import ClassVar
+
+BY_CODE: dict[str, type[HeadgateError]] = {}
+
+
+class HeadgateError(Exception):
+    """Something went wrong in Headgate."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str | None = None, *, retry_after: float | None = None, **members: object) -> None:
+        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "")
+        self.retry_after = retry_after
+        self.members = members
+        super().__init__(self.detail)
+
+    def __init_subclass__(cls) -> None:
+        if "code" in cls.__dict__:
+            known = BY_CODE.setdefault(cls.code, cls)
+            if known is not cls and known.__qualname__ != cls.__qualname__:
+                raise TypeError(f"two problems have the code {cls.code!r}: {known.__qualname__} and {cls.__qualname__}")
+            if "title" not in cls.__dict__:
+                cls.title = cls.code.replace("_", " ").capitalize()
+
+    def document(self) -> dict[str, object]:
+        """Give the members of the problem document, without those that belong to one request."""
+        body: dict[str, object] = {
+            "type": f"/docs/problems#{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.retry_after is not None:
+            body["retryAfter"] = self.retry_after
+        body.update(self.members)
+        return body
+
+
+class StoreUnavailable(HeadgateError):
+    """The store did not answer in time; try again shortly."""
+
+    code, status = "store_unavailable", 503
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The connection to the store was lost before its answer came: the call may or may not have taken effect."""
+
+
+class StoreRefused(HeadgateError):
+    """This store would lose data that Headgate must keep."""
+
+    code, status = "store_refused", 503
+
+
+class InvalidRequest(HeadgateError):
+    """The request is not what this route takes."""
+
+    code, status = "invalid_request", 422
+
+
+class Malformed(HeadgateError):
+    """The request could not be read."""
+
+    code, status = "malformed", 400
+
+
+class Unauthorized(HeadgateError):
+    """Send a valid token in X-API-Token."""
+
+    code, status = "unauthorized", 401
+
+
+class Forbidden(HeadgateError):
+    """This token may not do that."""
+
+    code, status = "forbidden", 403
+
+
+class NotFound(HeadgateError):
+    """There is nothing at this address."""
+
+    code, status = "not_found", 404
+
+
+class MethodNotAllowed(HeadgateError):
+    """This address does not take that method."""
+
+    code, status = "method_not_allowed", 405
+
+
+class TooLarge(HeadgateError):
+    """The request body is too large."""
+
+    code, status = "too_large", 413
+
+
+class RateLimited(HeadgateError):
+    """Too many requests from here; slow down."""
+
+    code, status = "rate_limited", 429
+
+
+class VersionConflict(HeadgateError):
+    """Somebody else changed it meanwhile; read it again and repeat your change."""
+
+    code, status = "version_conflict", 412
+
+
+class DeadlineExceeded(HeadgateError):
+    """This cannot be done before your deadline."""
+
+    code, status = "deadline_exceeded", 503
+
+
+def from_document(body: dict[str, object], status: int) -> HeadgateError:
+    """Make the exception that a problem document speaks of; an unknown code gives the root class with that code."""
+    members = {key: value for key, value in body.items() if key not in _DOCUMENT_MEMBERS}
+    retry_after = body.get("retryAfter")
+    kind = BY_CODE.get(str(body.get("code")))
+    if kind is None:
+        kind = type("UnknownProblem", (HeadgateError,), {"__doc__": str(body.get("title", "")), "status": status})
+    return kind(
+        str(body["detail"]) if body.get("detail") else None,
+        retry_after=float(retry_after) if isinstance(retry_after, (int, float)) else None,
+        **members,
+    )
+
+
+_DOCUMENT_MEMBERS = frozenset({"type", "title", "status", "code", "detail", "instance", "requestId", "retryAfter"})

@@ -1,0 +1,93 @@
+"""What a server says of itself, and whether it can be trusted with what we keep."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from headgate.kit.problems import StoreRefused
+from headgate.store.address import Kind
+from headgate.store.link import Link, Reply, ServerError, read_info
+
+OLDEST: Final = {"valkey": (7, 2), "redis": (7, 0)}
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """One primary, in its own words."""
+
+    endpoint: str
+    server: str
+    version: tuple[int, ...]
+    memory_policy: str
+    used_memory: int
+    most_memory: int
+    append_only: bool
+    append_only_ok: bool
+    snapshots: bool | None
+    replicas: int
+    min_replicas: int | None
+    replication_id: str
+    clock_ms: int
+
+    @property
+    def durable(self) -> bool:
+        """Tell whether a restart keeps the data, as far as can be known."""
+        return self.append_only or self.snapshots is not False
+
+
+async def read_facts(link: Link, limit: float) -> NodeFacts:
+    """Ask a node for its facts; what CONFIG would tell is None where CONFIG is denied."""
+    info: dict[str, str] = {}
+    for section in ("server", "memory", "persistence", "replication"):
+        info |= read_info(await link.send(("INFO", section), limit))
+    save = await _config(link, "save", limit)
+    min_replicas = await _config(link, "min-replicas-to-write", limit)
+    server = "valkey" if "valkey_version" in info else "redis"
+    version = info.get(f"{server}_version", "0")
+    return NodeFacts(
+        endpoint=str(link.endpoint),
+        server=server,
+        version=tuple(int(part) for part in version.split(".") if part.isdigit()),
+        memory_policy=info.get("maxmemory_policy", "noeviction"),
+        used_memory=int(info.get("used_memory", 0)),
+        most_memory=int(info.get("maxmemory", 0)),
+        append_only=info.get("aof_enabled") == "1",
+        append_only_ok=info.get("aof_last_write_status", "ok") == "ok",
+        snapshots=None if save is None else bool(save),
+        replicas=int(info.get("connected_slaves", 0)),
+        min_replicas=None if min_replicas is None else int(min_replicas),
+        replication_id=link.replication_id,
+        clock_ms=link.clock.expect(link.time()),
+    )
+
+
+def refuse_lossy(nodes: list[NodeFacts], kind: Kind, *, volatile: bool) -> None:
+    """Refuse a store that evicts our keys, is too old, or forgets everything when it restarts."""
+    for node in nodes:
+        oldest = OLDEST[node.server]
+        if node.version < oldest:
+            raise StoreRefused(
+                f"{node.endpoint} runs {node.server} {'.'.join(map(str, node.version))}; "
+                f"Headgate needs {'.'.join(map(str, oldest))} or later."
+            )
+        if node.memory_policy.startswith("allkeys-"):
+            raise StoreRefused(
+                f"{node.endpoint} may evict any key (maxmemory-policy {node.memory_policy}), so it would lose people in "
+                "line; set maxmemory-policy noeviction there."
+            )
+        if kind is Kind.STANDALONE and not node.durable and not node.replicas and not volatile:
+            raise StoreRefused(
+                f"{node.endpoint} keeps nothing on disk, so a restart would lose everything; set appendonly yes there, "
+                "or accept it with HEADGATE_STORE_VOLATILE=true."
+            )
+
+
+async def _config(link: Link, name: str, limit: float) -> str | None:
+    try:
+        reply: Reply = await link.send(("CONFIG", "GET", name), limit)
+    except ServerError:
+        return None
+    if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], bytes):
+        return reply[1].decode()
+    return None

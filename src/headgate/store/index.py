@@ -1,0 +1,82 @@
+"""Lists of things, and which of them are due for a worker's visit.
+
+A list spans slots, so it can only be a hint: a thing is noted before it is written, noted again by use, and struck by a
+worker only when it is empty and nobody has noted it meanwhile. Claims lapse by themselves, so a dead worker holds up nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+import msgspec
+
+from headgate.store.batch import Batch
+from headgate.store.keys import Thing, part_of_key, split_tag
+from headgate.store.script import script
+from headgate.store.store import Store
+
+CLAIM_MS: Final = 2000
+PAGE: Final = 1000
+
+PUT = script("headgate.store", "index_put")
+CLAIM = script("headgate.store", "index_claim")
+DONE = script("headgate.store", "index_done")
+FORGET = script("headgate.store", "index_forget")
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A thing that is ours to look after for about two seconds."""
+
+    thing: Thing
+    stamp: str
+
+
+class Index:
+    """All things of one part (queues, services, probes), in one place."""
+
+    def __init__(self, store: Store, part: str) -> None:
+        self._store = store
+        self._part = part
+        self._home = store.thing("index", "default", part)
+        self._puts = Batch(store, PUT)
+        self._dones = Batch(store, DONE)
+
+    async def put(self, thing: Thing, due_in_ms: int | None = None) -> None:
+        """Note that a thing exists, and that it is due in so long (None: leave that as it is)."""
+        await self._puts.call(self._home, thing.tag, "" if due_in_ms is None else due_in_ms)
+
+    async def list(self, namespace: str | None = None) -> Sequence[Thing]:
+        """Give the things of one namespace, or all, by name; some may be gone already."""
+        prefix = f"{part_of_key(namespace)}/" if namespace is not None else ""
+        after = f"[{prefix}" if prefix else "-"
+        # 0x7e sorts behind every sign that a tag can hold.
+        last = f"[{prefix}~" if prefix else "+"
+        found: list[Thing] = []
+        while True:
+            page = cast(
+                "list[bytes]",
+                await self._store.read(
+                    self._home, "ZRANGE", self._home.key("names"), after, last, "BYLEX", "LIMIT", 0, PAGE
+                ),
+            )
+            found.extend(self._thing(tag) for tag in page)
+            if len(page) < PAGE:
+                return found
+            after = f"({page[-1].decode()}"
+
+    async def claim(self, limit: int = 16) -> Sequence[Claim]:
+        """Take what is due; it is ours until `done`, or for about two seconds."""
+        reply = cast("list[bytes]", await self._store.run(CLAIM, self._home, limit, CLAIM_MS))
+        return [Claim(self._thing(tag), stamp.decode()) for tag, stamp in zip(reply[::2], reply[1::2], strict=True)]
+
+    async def done(self, claim: Claim, due_in_ms: int | None) -> None:
+        """Give a claim back; with None the thing is due only after the next put."""
+        await self._dones.call(self._home, claim.thing.tag, claim.stamp, "" if due_in_ms is None else due_in_ms)
+
+    async def forget(self, claim: Claim) -> bool:
+        """Strike a thing that is empty; False if it was put again meanwhile."""
+        return await self._store.run(FORGET, self._home, claim.thing.tag, claim.stamp) == 1
+
+    def _thing(self, tag: bytes) -> Thing:
+        return self._store.thing(self._part, *split_tag(tag.decode()))

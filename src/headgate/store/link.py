@@ -1,0 +1,269 @@
+"""One connection to one node, shared by every caller in the process.
+
+Commands are written back to back and replies are matched to them by order, so a thousand callers cost one write and one
+read, not a thousand connections. A caller who gives up leaves its place in the order: the reply, when it comes, is thrown
+away, and nobody ever gets somebody else's answer. Nothing here is sent twice: a lost connection is told to the callers,
+who know what they may repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias, cast
+
+from libvalkey import ProtocolError, Reader, pack_command
+
+from headgate.store.address import Address, Endpoint
+
+Arg: TypeAlias = str | bytes | int | float
+
+STALL_SECONDS: Final = 2.0
+CONNECT_SECONDS: Final = 2.0
+BEAT_SECONDS: Final = 2.0
+TICK_SECONDS: Final = 0.05
+STEP_MS: Final = 5000
+
+
+class ServerError(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, words: str) -> None:
+        self.code, _, self.words = words.partition(" ")
+        super().__init__(words)
+
+
+Reply: TypeAlias = bytes | int | ServerError | list["Reply"] | None
+
+
+class LinkLost(Exception):
+    """The connection ended before the answer came."""
+
+    def __init__(self, words: str, *, sent: bool) -> None:
+        self.sent = sent
+        super().__init__(words)
+
+
+class LinkTimeout(LinkLost):
+    """The answer did not come before the caller's deadline."""
+
+    def __init__(self) -> None:
+        super().__init__("no answer in time", sent=True)
+
+
+class NodeClock:
+    """What a node's clock should say, by our own monotonic clock; remembers when it was last seen to step forward."""
+
+    __slots__ = ("_base_ms", "_monotonic", "step_ms")
+
+    def __init__(self) -> None:
+        self._base_ms = 0.0
+        self._monotonic = 0.0
+        self.step_ms = 0
+
+    def expect(self, monotonic: float) -> int:
+        """Give the time we expect there now; 0 while we know nothing."""
+        return int(self._base_ms + (monotonic - self._monotonic) * 1000) if self._base_ms else 0
+
+    def learn(self, time_ms: float, monotonic: float) -> None:
+        """Take a reading of the node's clock."""
+        expected = self.expect(monotonic)
+        if expected and time_ms - expected > STEP_MS:
+            self.step_ms = int(time_ms)
+        self._base_ms, self._monotonic = time_ms, monotonic
+
+
+class Link(asyncio.Protocol):
+    """A connection that is open and signed in."""
+
+    def __init__(self, endpoint: Endpoint, clock: NodeClock) -> None:
+        self.endpoint = endpoint
+        self.clock = clock
+        self.primary = True
+        self.replication_id = "?"
+        self.closed = False
+        self.on_push: Callable[[list[Reply]], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(replyError=ServerError, notEnoughData=_MORE)
+        self._pending: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        self._outgoing: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._heard = self._loop.time()
+        self._beat_at = self._heard + BEAT_SECONDS
+        self._tick: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, address: Address, clock: NodeClock, *, sentinel: bool = False) -> Link:
+        """Connect and sign in; raises LinkLost or ServerError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, link = await loop.create_connection(
+                    lambda: cls(endpoint, clock),
+                    endpoint.host,
+                    endpoint.port,
+                    ssl=address.tls,
+                    server_hostname=endpoint.host if address.tls else None,
+                )
+                try:
+                    await link._sign_in(address, sentinel=sentinel)
+                except BaseException:
+                    link.close()
+                    raise
+        except TimeoutError as error:
+            raise LinkLost(f"{endpoint} did not answer within {CONNECT_SECONDS:.0f} s", sent=False) from error
+        except OSError as error:
+            raise LinkLost(f"{endpoint} cannot be reached: {error.strerror or error}", sent=False) from error
+        return link
+
+    def send(self, command: tuple[Arg, ...], deadline: float) -> asyncio.Future[Reply]:
+        """Queue one command; its reply comes in the future. Errors are raised there, never returned."""
+        if self.closed:
+            raise LinkLost(f"the connection to {self.endpoint} is closed", sent=False)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(pack_command(command))
+        if not self._pending:
+            self._heard = self._loop.time()
+        self._pending.append((future, deadline))
+        return future
+
+    def push(self, command: tuple[Arg, ...]) -> None:
+        """Send a command whose reply is a pushed message (subscribe and its kin)."""
+        if not self.closed and self._transport is not None:
+            self._transport.write(pack_command(command))
+
+    def context(self, advance_ms: int = 0) -> str:
+        """Say which history this node has and what time we expect there; the first argument of most scripts."""
+        expected = self.clock.expect(self._loop.time())
+        return f"{self.replication_id} {expected + advance_ms if expected else 0} {self.clock.step_ms}"
+
+    def time(self) -> float:
+        """Read the monotonic clock this link goes by."""
+        return self._loop.time()
+
+    def heard_within(self, seconds: float) -> bool:
+        """Tell whether the other side has said anything lately."""
+        return self._loop.time() - self._heard < seconds
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection; whoever still waits is told that the outcome is unknown."""
+        self.connection_lost(ConnectionError(reason))
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended, whoever ended it."""
+        await asyncio.shield(self._lost)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._tick = self._loop.call_later(TICK_SECONDS, self._on_tick)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        reader, pending = self._reader, self._pending
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not _MORE:
+                if self.on_push is not None:
+                    # Before its first channel, a subscriber's ping is answered by a plain word: only a sign of life.
+                    if isinstance(reply, list):
+                        self.on_push(reply)
+                    continue
+                future, _ = pending.popleft()
+                if future.done():
+                    continue
+                if isinstance(reply, ServerError):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except (ProtocolError, IndexError) as error:
+            self.close(f"{self.endpoint} does not speak the store's protocol ({error})")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        words = f"the connection to {self.endpoint} was lost" + (f": {exc}" if exc else "")
+        while self._pending:
+            future, _ = self._pending.popleft()
+            if not future.done():
+                future.set_exception(LinkLost(words, sent=True))
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _flush(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+
+    def _on_tick(self) -> None:
+        """Tell callers whose time is up, notice a node that went silent, and ask for its state now and then."""
+        now = self._loop.time()
+        self._tick = self._loop.call_later(TICK_SECONDS, self._on_tick)
+        for future, deadline in self._pending:
+            if deadline <= now and not future.done():
+                future.set_exception(LinkTimeout())
+        if self._pending and now - self._heard > STALL_SECONDS:
+            self.close(f"nothing heard for {STALL_SECONDS:.0f} s")
+        elif now >= self._beat_at and self.on_push is None:
+            self._beat_at = now + BEAT_SECONDS
+            self._ask_state(now + STALL_SECONDS)
+
+    # What a node says of itself
+
+    async def _sign_in(self, address: Address, *, sentinel: bool) -> None:
+        limit = self._loop.time() + CONNECT_SECONDS
+        password = address.sentinel_password if sentinel else address.password
+        if password is not None:
+            who = (address.user,) if address.user and not sentinel else ()
+            await self.send(("AUTH", *who, password), limit)
+        if sentinel:
+            return
+        if address.database:
+            await self.send(("SELECT", address.database), limit)
+        await asyncio.gather(*self._ask_state(limit))
+
+    def _ask_state(self, limit: float) -> tuple[asyncio.Future[Reply], asyncio.Future[Reply]]:
+        asked_at = self._loop.time()
+        facts, time = self.send(("INFO", "replication"), limit), self.send(("TIME",), limit)
+        facts.add_done_callback(self._on_facts)
+        time.add_done_callback(lambda done: self._on_time(done, asked_at))
+        return facts, time
+
+    def _on_facts(self, done: asyncio.Future[Reply]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        facts = read_info(done.result())
+        self.primary = facts.get("role") == "master"
+        self.replication_id = facts.get("master_replid", "?")
+        if not self.primary:
+            self.close("the node is a replica now")
+
+    def _on_time(self, done: asyncio.Future[Reply], asked_at: float) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        seconds, micros = cast("list[bytes]", done.result())
+        middle = (asked_at + self._loop.time()) / 2
+        self.clock.learn(int(seconds) * 1000 + int(micros) / 1000, middle)
+
+
+class _More:
+    """Stands for: the reader needs more bytes."""
+
+
+_MORE: Final = _More()
+
+
+def read_info(reply: Reply) -> dict[str, str]:
+    """Read INFO's text into a dictionary."""
+    text = reply.decode() if isinstance(reply, bytes) else ""
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

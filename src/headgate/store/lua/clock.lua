@@ -1,0 +1,62 @@
+--- A thing's steady clock, its numbers that never repeat, and the notice that history may have been lost.
+---
+--- TIME is a wall clock and can step. now = TIME + offset never goes back: when TIME does, offset grows by as much. When
+--- TIME is more than 5 s ahead of what the caller expects by its own monotonic clock, or a caller has seen such a step
+--- lately, the thing holds: for one lease nothing expires, so that owners who are alive have time to say so.
+---
+--- The context names the primary's replication id. Another id than the thing last saw means a restart, a failover, a
+--- restore or a moved slot: the last writes may be gone. The thing is then uncertain: new epoch, numbers far ahead.
+--@include server_time
+--@include text_of
+local STEP_MS = 5000
+local SAME_STEP_MS = 15000
+local JUMP_US = 60000000
+
+local function open_thing(meta, context, lease_ms)
+  local replid, expected, step = string.match(context, '^(%S+) (%d+) (%d+)$')
+  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step')
+  local raw, raw_us = server_time()
+  local thing = {
+    meta = meta, raw = raw, replid = replid, state = 'same', epoch = saved[5],
+    offset = tonumber(saved[3] or 0), last = tonumber(saved[4] or 0),
+    hold = tonumber(saved[6] or 0), step = tonumber(saved[7] or 0),
+  }
+  local seen = tonumber(saved[2] or 0)
+  if raw < seen then
+    thing.offset = thing.offset + seen - raw
+  end
+  thing.now = raw + thing.offset
+  thing.us = raw_us + thing.offset * 1000
+
+  step, expected = tonumber(step), tonumber(expected)
+  if expected > 0 and raw - expected > STEP_MS then
+    step = raw
+  end
+  if not saved[1] then
+    thing.state, thing.step = 'new', step
+  else
+    if saved[1] ~= replid then
+      thing.state = 'uncertain'
+      thing.last = math.max(thing.last, thing.us) + JUMP_US
+    end
+    if step > thing.step + SAME_STEP_MS then
+      thing.step, thing.hold = step, thing.now + (lease_ms or 0)
+    end
+  end
+  if thing.state ~= 'same' then
+    thing.last = math.max(thing.last + 1, thing.us)
+    thing.epoch = text_of(thing.last)
+  end
+  thing.holding = thing.now < thing.hold
+  return thing
+end
+
+local function next_number(thing)
+  thing.last = math.max(thing.last + 1, thing.us)
+  return thing.last
+end
+
+local function close_thing(thing)
+  redis.call('HSET', thing.meta, 'replid', thing.replid, 'raw', text_of(thing.raw), 'offset', text_of(thing.offset),
+    'last', text_of(thing.last), 'epoch', thing.epoch, 'hold', text_of(thing.hold), 'step', text_of(thing.step))
+end

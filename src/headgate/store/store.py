@@ -1,0 +1,243 @@
+"""The one door to Valkey: run a script on a thing, within a deadline, and never twice by accident.
+
+A call is repeated only when the server surely did not run it, or when the script's header says that running it again gives
+the same answer. Whatever else is lost on the way is told to the caller as an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
+
+from headgate.kit import traces
+from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.store import metrics
+from headgate.store.address import Address, Endpoint, parse_address
+from headgate.store.errands import Errands
+from headgate.store.errors import ELSEWHERE, LATER, as_problem
+from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
+from headgate.store.hints import Hints
+from headgate.store.keys import Thing
+from headgate.store.link import Arg, Link, LinkLost, LinkTimeout, Reply, ServerError
+from headgate.store.route import ROUTES, Route
+from headgate.store.script import Script, sha_of
+from headgate.store.settings import StoreSettings
+
+OPEN_SECONDS: Final = 5.0
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 0.2
+DOWN_SECONDS: Final = 1.0
+DOWN_WAIT: Final = 0.25
+
+
+class Store:
+    """A connected store; made by `open_store`."""
+
+    def __init__(self, address: Address, settings: StoreSettings, errands: Errands) -> None:
+        self.address = address
+        self.prefix = settings.prefix
+        self.errands = errands
+        self.route: Route = ROUTES[address.kind](address, errands)
+        self.hints = Hints(self.route, errands)
+        self._loop = asyncio.get_running_loop()
+        self._deadline = settings.deadline_ms / 1000
+        self._includes: dict[str, str] = {}
+        self._rendered: dict[Script, tuple[str, str]] = {}
+        self._advance_ms = 0
+
+    def thing(self, part: str, namespace: str, name: str) -> Thing:
+        """Name a thing; both names must have been checked."""
+        return Thing(self.prefix, part, namespace, name)
+
+    def deadline(self) -> float:
+        """Give the loop time at which a call that starts now should give up."""
+        return self._loop.time() + self._deadline
+
+    async def run(self, script: Script, thing: Thing, *args: Arg, deadline: float | None = None, **names: str) -> Reply:
+        """Run a script on a thing and give its reply; its refusals are raised as our exceptions."""
+        script.check_arguments(len(args))
+        header = script.header
+        keys = script.keys(thing, names)
+        sha, source = self._source(script)
+        started = self._loop.time()
+        limit = started + self._deadline if deadline is None else deadline
+
+        def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
+            if load:
+                _let_go(link.send(("SCRIPT", "LOAD", source), limit))
+            if asking:
+                _let_go(link.send(("ASKING",), limit))
+            context = (link.context(self._advance_ms),) if header.context else ()
+            return link.send(("EVALSHA", sha, len(keys), *keys, *context, *args), limit)
+
+        outcome = "ok"
+        try:
+            with traces.span("EVALSHA", script=script.name, part=thing.part):
+                return await self._attempt(thing.slot, send, limit, again=header.repeatable)
+        except HeadgateError as error:
+            outcome = error.code
+            raise
+        finally:
+            metrics.SCRIPT_SECONDS.labels(script.name, outcome).observe(self._loop.time() - started)
+
+    async def read(self, thing: Thing, *command: Arg, deadline: float | None = None) -> Reply:
+        """Send one plain command that only reads (a range of a stream, say) to where a thing lives."""
+        return await self._plain(thing, command, deadline, again=True)
+
+    async def write(self, thing: Thing, *command: Arg, deadline: float | None = None, again: bool = False) -> Reply:
+        """Send one plain command that writes; `again` says that repeating it changes nothing more."""
+        return await self._plain(thing, command, deadline, again=again)
+
+    async def ping(self, deadline: float | None = None) -> None:
+        """Make sure that every primary answers; raises StoreUnavailable."""
+        limit = self.deadline() if deadline is None else deadline
+        try:
+            async with asyncio.timeout_at(limit):
+                links = await self.route.primaries()
+                await asyncio.gather(*(link.send(("PING",), limit) for link in links))
+        except (TimeoutError, LinkLost, ServerError) as error:
+            raise _no_answer(error) from error
+
+    async def facts(self) -> list[NodeFacts]:
+        """Tell what each primary says of itself: version, memory policy, persistence, replicas."""
+        limit = self.deadline()
+        try:
+            async with asyncio.timeout_at(limit):
+                return [await read_facts(link, limit) for link in await self.route.primaries()]
+        except (TimeoutError, LinkLost) as error:
+            raise _no_answer(error) from error
+        except ServerError as error:
+            raise as_problem(error) from error
+
+    def step_clock(self, ms: int) -> None:
+        """Load all scripts with a clock that stepped by so much, as if the server's had; for tests."""
+        self._includes["server_time"] = _SHIFTED_TIME.replace("SHIFT", str(ms))
+        self._rendered.clear()
+
+    def advance_clock(self, ms: int) -> None:
+        """Load all scripts with a clock that is further by so much, as if we had waited; for tests."""
+        self._advance_ms = ms
+        self.step_clock(ms)
+
+    def _source(self, script: Script) -> tuple[str, str]:
+        if not self._includes:
+            return script.sha, script.source
+        if script not in self._rendered:
+            source = script.render(self._includes)
+            self._rendered[script] = (sha_of(source), source)
+        return self._rendered[script]
+
+    async def _plain(self, thing: Thing, command: tuple[Arg, ...], deadline: float | None, *, again: bool) -> Reply:
+        limit = self.deadline() if deadline is None else deadline
+
+        def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
+            if asking:
+                _let_go(link.send(("ASKING",), limit))
+            return link.send(command, limit)
+
+        return await self._attempt(thing.slot, send, limit, again=again)
+
+    async def _attempt(self, slot: int, send: _Send, limit: float, *, again: bool) -> Reply:
+        """Send until there is an answer, the deadline has passed, or the outcome cannot be known."""
+        pause = FIRST_PAUSE
+        load = False
+        detour: Endpoint | None = None
+        while True:
+            try:
+                ready = self.route.ready(slot) if detour is None else None
+                link = ready or await self._find(slot, detour, limit)
+                return await send(link, load=load, asking=detour is not None)
+            except LinkTimeout as error:
+                raise (StoreUnavailable(retry_after=1) if again else OutcomeUnknown()) from error
+            except LinkLost as error:
+                if error.sent and not again:
+                    raise OutcomeUnknown from error
+                trouble: Exception = error
+                detour = None
+            except ServerError as error:
+                trouble = error
+                load = error.code == "NOSCRIPT"
+                detour = _target(error, link) if error.code == "ASK" else None
+                if load or detour is not None:
+                    continue
+                if error.code == "MOVED":
+                    self.route.moved(slot, _target(error, link))
+                elif error.code in ELSEWHERE:
+                    self.route.doubt(link)
+                elif error.code not in LATER:
+                    raise as_problem(error) from error
+            if self._loop.time() + pause >= limit:
+                raise StoreUnavailable(f"The store is away: {trouble}.", retry_after=1) from trouble
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _find(self, slot: int, detour: Endpoint | None, limit: float) -> Link:
+        """Open the way to a slot; when the store has been away for a while, callers do not wait out their deadline."""
+        if self.route.down_seconds() > DOWN_SECONDS:
+            limit = min(limit, self._loop.time() + DOWN_WAIT)
+        try:
+            async with asyncio.timeout_at(limit):
+                return await (self.route.link(slot) if detour is None else self.route.node(detour))
+        except TimeoutError as error:
+            raise StoreUnavailable("The store cannot be reached.", retry_after=1) from error
+
+
+class _Send(Protocol):
+    def __call__(self, link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]: ...
+
+
+@asynccontextmanager
+async def open_store(settings: StoreSettings, *, wait_seconds: float = OPEN_SECONDS) -> AsyncIterator[Store]:
+    """Connect to the store the settings name; refuse one that would lose what we keep there."""
+    address = parse_address(settings.url)
+    errands = Errands()
+    store = Store(address, settings, errands)
+    try:
+        await _wait_until_up(store, wait_seconds)
+        refuse_lossy(await store.facts(), address.kind, volatile=settings.volatile)
+        async with store.hints:
+            yield store
+    finally:
+        store.route.close()
+        await errands.close()
+
+
+async def _wait_until_up(store: Store, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + seconds
+    while True:
+        try:
+            return await store.ping(min(limit, loop.time() + 1))
+        except StoreUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, ServerError) and cause.code not in LATER:
+                raise as_problem(cause) from cause
+            if loop.time() >= limit - FIRST_PAUSE:
+                raise
+        await asyncio.sleep(LONGEST_PAUSE)
+
+
+def _no_answer(error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"The store does not answer: {str(error) or 'nothing came in time'}.", retry_after=1)
+
+
+def _target(error: ServerError, link: Link) -> Endpoint:
+    """Read `MOVED 3999 host:port`; an empty host means the one we asked."""
+    host, _, port = error.words.split(" ")[1].rpartition(":")
+    return Endpoint(host.strip("[]") or link.endpoint.host, int(port))
+
+
+def _let_go(future: asyncio.Future[Reply]) -> None:
+    """Send a command whose own answer does not matter: the next one's tells."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+_SHIFTED_TIME: Final = """
+local function server_time()
+  local time = redis.call('TIME')
+  local seconds, micros = tonumber(time[1]) + SHIFT / 1000, tonumber(time[2])
+  return math.floor(seconds * 1000 + micros / 1000), seconds * 1000000 + micros
+end
+"""
