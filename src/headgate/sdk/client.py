@@ -1,0 +1,49 @@
+"""The one client people import; the URL's scheme says how it talks: to a gateway, or straight to the store."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from headgate.sdk.http import Http
+from headgate.store import Store, StoreSettings, open_store
+
+
+class Headgate:
+    """`async with Headgate(url, token=…) as hg:`; http(s) is a gateway, valkey and its kin are a store."""
+
+    def __init__(self, url: str, *, token: str | None = None, prefix: str = "hg", namespace: str = "default") -> None:
+        self.url = url
+        self.namespace = namespace
+        self._token = token
+        self._prefix = prefix
+        self._stack = AsyncExitStack()
+        self._backend: Http | Store | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Tell whether this client talks to the store itself."""
+        return not self.url.startswith(("http://", "https://"))
+
+    @property
+    def backend(self) -> Http | Store:
+        """Give what the parts talk to; only inside `async with`."""
+        if self._backend is None:
+            raise RuntimeError("use this client inside 'async with'")
+        return self._backend
+
+    async def __aenter__(self) -> Headgate:
+        async with AsyncExitStack() as stack:
+            if self.direct:
+                settings = StoreSettings(url=self.url, prefix=self._prefix, volatile=True)
+                self._backend = await stack.enter_async_context(open_store(settings))
+            else:
+                self._backend = await stack.enter_async_context(Http(self.url, self._token))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+        self._backend = None

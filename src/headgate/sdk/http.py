@@ -1,0 +1,140 @@
+"""The SDK's way to a gateway: the same calls and the same exceptions as beside the store, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final, TypeVar
+
+import httpx2
+import msgspec
+
+from headgate.kit import traces
+from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
+
+TIMEOUT_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 45.0  # a gateway says something on every stream at least each 15 s
+
+T = TypeVar("T")
+Query = Mapping[str, str | int | float | bool | list[str] | None]
+Event = httpx2.ServerSentEvent
+
+
+class GatewayUnavailable(StoreUnavailable):
+    """The gateway cannot be reached; try again shortly."""
+
+
+class Http:
+    """A connection pool to one gateway, signed in with a token."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={"X-API-Token": token} if token else {},
+            timeout=httpx2.Timeout(timeout_seconds),
+            limits=httpx2.Limits(max_connections=None),
+            follow_redirects=False,
+        )
+
+    async def __aenter__(self) -> Http:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: type[T],
+        query: Query | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> T:
+        """Make one call; its JSON comes back as `answer` (`type(None)` for none), a problem as its exception."""
+        response = await self.send(
+            method, path, query=query, body=body, headers=headers, timeout_seconds=timeout_seconds
+        )
+        if answer is type(None):
+            return msgspec.convert(None, answer)
+        return msgspec.json.decode(response.content, type=answer)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query | None = None,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> httpx2.Response:
+        """Make one call and give the whole response, for callers who want its headers."""
+        sent = dict(headers or {})
+        if (parent := traces.traceparent()) is not None:
+            sent["traceparent"] = parent
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        try:
+            response = await self._client.request(
+                method,
+                path,
+                params=_present(query),
+                content=msgspec.json.encode(body) if body is not None else None,
+                headers=sent,
+                timeout=httpx2.USE_CLIENT_DEFAULT if timeout_seconds is None else httpx2.Timeout(timeout_seconds),
+            )
+        except httpx2.TransportError as error:
+            raise GatewayUnavailable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}.") from error
+        if response.status_code >= 400:
+            raise problem_of(response.status_code, response.content)
+        return response
+
+    @asynccontextmanager
+    async def events(
+        self, path: str, *, query: Query | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Open a stream of Server-Sent Events; a connection that falls silent is given up."""
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=SILENT_SECONDS)
+        try:
+            async with self._client.stream(
+                "GET", path, params=_present(query), headers=dict(headers or {}), timeout=timeout
+            ) as response:
+                if response.status_code >= 400:
+                    raise problem_of(response.status_code, await response.aread())
+                yield aiter(httpx2.EventSource(response))
+        except httpx2.TransportError as error:
+            raise GatewayUnavailable(
+                f"The stream from {self.url} broke: {str(error) or type(error).__name__}."
+            ) from error
+
+
+def problem_of(status: int, content: bytes) -> HeadgateError:
+    """Read a refusal's body into its exception, whatever stood between us and the gateway."""
+    try:
+        document = msgspec.json.decode(content, type=dict[str, object])
+    except msgspec.DecodeError:
+        document = {"title": f"The gateway answered {status}"}
+        if status in {502, 503, 504}:
+            return GatewayUnavailable(f"Something in front of the gateway answered {status}.")
+    return from_document(document, status)
+
+
+def _present(query: Query | None) -> dict[str, str | list[str]]:
+    """Leave out what is None and write the rest as a query wants it."""
+    found: dict[str, str | list[str]] = {}
+    for name, value in (query or {}).items():
+        if isinstance(value, bool):
+            found[name] = "true" if value else "false"
+        elif isinstance(value, list):
+            found[name] = value
+        elif value is not None:
+            found[name] = str(value)
+    return found
