@@ -64,9 +64,14 @@ class Store:
         started = self._loop.time()
         limit = started + self._deadline if deadline is None else deadline
 
+        refused: list[ServerError] = []
+
         def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
+            if refused:
+                raise refused[0]
             if load:
-                _let_go(link.send(("SCRIPT", "LOAD", source), limit))
+                loading = link.send(("SCRIPT", "LOAD", source), limit)
+                loading.add_done_callback(lambda done: _note_refusal(done, refused))
             if asking:
                 _let_go(link.send(("ASKING",), limit))
             context = (link.context(self._advance_ms),) if header.context else ()
@@ -158,15 +163,17 @@ class Store:
                 detour = None
             except ServerError as error:
                 trouble = error
-                load = error.code == "NOSCRIPT"
+                if error.code == "NOSCRIPT" and not load:
+                    load = True
+                    continue
                 detour = _target(error, link) if error.code == "ASK" else None
-                if load or detour is not None:
+                if detour is not None:
                     continue
                 if error.code == "MOVED":
                     self.route.moved(slot, _target(error, link))
                 elif error.code in ELSEWHERE:
                     self.route.doubt(link)
-                elif error.code not in LATER:
+                elif error.code not in LATER and error.code != "NOSCRIPT":
                     raise as_problem(error) from error
             if self._loop.time() + pause >= limit:
                 raise StoreUnavailable(f"The store is away: {trouble}.", retry_after=1) from trouble
@@ -227,6 +234,13 @@ def _target(error: ServerError, link: Link) -> Endpoint:
     """Read `MOVED 3999 host:port`; an empty host means the one we asked."""
     host, _, port = error.words.split(" ")[1].rpartition(":")
     return Endpoint(host.strip("[]") or link.endpoint.host, int(port))
+
+
+def _note_refusal(done: asyncio.Future[Reply], refused: list[ServerError]) -> None:
+    """Keep why a script could not be loaded: the call itself will only say that it is not there."""
+    error = None if done.cancelled() else done.exception()
+    if isinstance(error, ServerError) and error.code not in LATER:
+        refused.append(error)
 
 
 def _let_go(future: asyncio.Future[Reply]) -> None:

@@ -5,7 +5,8 @@
 --- lately, the thing holds: for one lease nothing expires, so that owners who are alive have time to say so.
 ---
 --- The context names the primary's replication id. Another id than the thing last saw means a restart, a failover, a
---- restore or a moved slot: the last writes may be gone. The thing is then uncertain: new epoch, numbers far ahead.
+--- restore or a moved slot: the last writes may be gone, and nobody could say that they are alive meanwhile. The thing is
+--- then uncertain: new epoch, numbers far ahead, and it holds for one lease too.
 --@include server_time
 --@include text_of
 local STEP_MS = 5000
@@ -38,6 +39,7 @@ local function open_thing(meta, context, lease_ms)
     if saved[1] ~= replid then
       thing.state = 'uncertain'
       thing.last = math.max(thing.last, thing.us) + JUMP_US
+      thing.hold = thing.now + (lease_ms or 0)
     end
     if step > thing.step + SAME_STEP_MS then
       thing.step, thing.hold = step, thing.now + (lease_ms or 0)
