@@ -6,11 +6,13 @@ standard library's logging come out in the same form.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import msgspec
 import structlog
@@ -104,7 +106,7 @@ def configure(settings: LogSettings, process: str, *, stream: TextIO | None = No
             _mask_text,
         ],
         wrapper_class=Logger,
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lenient(stream))),
         cache_logger_on_first_use=True,
     )
     _usual = settings.level
@@ -131,6 +133,22 @@ def hide(*secrets: str) -> None:
     for secret in secrets:
         if secret:
             _hidden.update((secret, msgspec.json.encode(secret).decode()[1:-1]))
+
+
+class _Lenient(io.TextIOBase):
+    """A stream whose reader may go away: losing a log line must not fail the work that wrote it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class _Bridge(logging.Handler):

@@ -10,12 +10,25 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from typing import Annotated
 
 import structlog
+from msgspec import Meta
 
 from headgate.kit import metrics
+from headgate.kit.settings import Doc, Settings
 
 Ready = Callable[[], Awaitable[str | None]]
+
+
+class OperationsSettings(Settings, section="ops"):
+    """Where probes and metrics are answered."""
+
+    host: Annotated[str, Doc("address to listen on; 0.0.0.0 where probes come from other machines")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535), Doc("port to listen on; 0 takes a free one, and so does the default if it is taken")
+    ] = 9464
+
 
 log = structlog.get_logger()
 _PATIENCE_SECONDS = 5.0

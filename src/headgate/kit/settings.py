@@ -8,6 +8,7 @@ process's environment; the command line hands it in.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ import msgspec
 from headgate.kit.problems import HeadgateError
 
 FILE_NAME = "headgate.toml"
+DEFAULT = "default"
 MASK = "••••••"
 _SECRET_FILE = "_FILE"
+_PASSWORD = re.compile(r"(://[^/\s:@]*:)([^@/\s]+)@")
 
 
 class SettingInvalid(HeadgateError):
@@ -122,7 +125,7 @@ class Configuration:
                 value = getattr(struct, field.name)
                 yield Value(
                     name=field.dotted,
-                    shown=MASK if field.doc.secret and value else _shown(value),
+                    shown=self._masked(field, value) if field.doc.secret else _shown(value),
                     origin=self._origins[field.dotted],
                     environment=field.environment,
                     doc=field.doc.text,
@@ -130,12 +133,26 @@ class Configuration:
                 )
 
     def secrets(self) -> Iterator[str]:
-        """Give the secret values, so that logs can be told to hide them."""
+        """Give the secret values, so that logs can be told to hide them; of a URL, its password."""
         for kind, struct in self._structs.items():
             for field in _fields(kind):
                 value = getattr(struct, field.name)
-                if field.doc.secret and isinstance(value, str) and value:
-                    yield value
+                if field.doc.secret and value and self._origins[field.dotted] != DEFAULT:
+                    found = _PASSWORD.search(value)
+                    if found or "://" not in value:
+                        yield found[2] if found else value
+
+    def _masked(self, field: _Field, value: str) -> str:
+        if not value or self._origins[field.dotted] == DEFAULT:
+            return value
+        return _PASSWORD.sub(rf"\1{MASK}@", value) if "://" in value else MASK
+
+
+def spellings(kind: type[Settings], name: str) -> tuple[str, ...]:
+    """Give every environment variable that says this setting, the regular one last."""
+    field = next(field for field in _fields(kind) if field.name == name)
+    files = tuple(spelling + _SECRET_FILE for spelling in field.environment) if field.doc.secret else ()
+    return (*files, *field.environment)
 
 
 def configure(
@@ -160,7 +177,7 @@ def configure(
             found = (
                 _from_flags(field, flags) or _from_environment(field, environment) or _from_tables(field, tables, file)
             )
-            origins[field.dotted] = found[1] if found else "default"
+            origins[field.dotted] = found[1] if found else DEFAULT
             if found:
                 given[field.name] = found[0]
         structs[kind] = kind(**given)

@@ -1,0 +1,77 @@
+"""`headgate settings`, and the one place that reads the environment and `headgate.toml`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headgate.cli import output
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit.logs import LogSettings
+from headgate.kit.operations import OperationsSettings
+from headgate.kit.settings import FILE_NAME, Configuration, Doc, Flag, Settings, configure
+from headgate.kit.traces import TraceSettings
+from headgate.store import StoreSettings
+
+
+class ClientSettings(Settings, section="client"):
+    """Where the commands that ask a running Headgate find it."""
+
+    url: Annotated[
+        str, Doc("a gateway's or a store's URL; empty: the `up` running in this directory", "HEADGATE_URL", True)
+    ] = ""
+    token: Annotated[str, Doc("the token to show there", "HEADGATE_TOKEN", True)] = ""
+
+
+class DataSettings(Settings, section="data"):
+    """Where `up` keeps what must last."""
+
+    directory: Annotated[Path, Doc("directory of the embedded store, the admin token and the signing keys")] = Path(
+        ".headgate"
+    )
+
+
+KINDS: tuple[type[Settings], ...] = (
+    StoreSettings,
+    GatewaySettings,
+    OperationsSettings,
+    LogSettings,
+    TraceSettings,
+    DataSettings,
+    ClientSettings,
+)
+
+Json = Annotated[bool, Parameter(name="--json", negative=())]
+
+
+def read_settings(**flags: tuple[str, object]) -> Configuration:
+    """Read all settings; flags are given as `store__url=("--store", value)`, None meaning not given."""
+    said = {name.replace("__", "."): Flag(spelling, value) for name, (spelling, value) in flags.items()}
+    file = Path(FILE_NAME)
+    return configure(KINDS, flags=said, environment=os.environ, file=file if file.exists() else None)
+
+
+def settings(*, json: Json = False) -> None:
+    """Show every setting in force and where it comes from.
+
+    Parameters
+    ----------
+    json
+        Print JSON.
+    """
+    values = list(read_settings().values())
+    if json:
+        output.as_json(
+            [
+                {"name": value.name, "value": value.shown, "origin": value.origin, "environment": value.environment[0]}
+                for value in values
+            ]
+        )
+    else:
+        output.table(
+            ("setting", "value", "from", "meaning"),
+            [(value.name, value.shown, value.origin, value.doc) for value in values],
+        )
