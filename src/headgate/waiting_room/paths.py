@@ -1,0 +1,95 @@
+"""Which requests a queue guards, and which may always pass.
+
+The two are read differently on purpose. What is guarded is matched generously: case, percent-encoding, doubled slashes and
+dots make no difference, since the site behind may see through them too. What may bypass is matched literally: a path
+that is not already in its plain form bypasses nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from headgate.kit.problems import InvalidRequest
+
+LONGEST: Final = 4096
+_DECODINGS: Final = 4
+Network = IPv4Network | IPv6Network
+
+
+def plain_path(target: str) -> str:
+    """Bring a request's path to the form that rules are matched on: decoded, lower-case, without `//` and dots."""
+    path = target[:LONGEST]
+    if not path.startswith("/"):
+        path = urlsplit(path).path or "/"
+    path = path.split("?", 1)[0].split("#", 1)[0]
+    for _ in range(_DECODINGS):
+        decoded = unquote(path, errors="replace")
+        if decoded == path:
+            break
+        path = decoded
+    path = path.replace("\\", "/").casefold()
+    segments: list[str] = []
+    for segment in path.split("/"):
+        name = segment.split(";", 1)[0]
+        if name == "..":
+            segments[-1:] = []
+        elif name not in {"", "."}:
+            segments.append(name)
+    return "/" + "/".join(segments)
+
+
+def literal_path(target: str) -> str | None:
+    """Give the path as it was sent if it is in plain form but for its case; None if it hides anything."""
+    path = target.split("?", 1)[0]
+    trimmed = path.rstrip("/") or "/"
+    return trimmed if plain_path(path) == trimmed.casefold() else None
+
+
+class PathRules:
+    """A list of globs: `*` is anything within one segment, `**` anything at all."""
+
+    def __init__(self, globs: Sequence[str], *, literal: bool = False) -> None:
+        self._literal = literal
+        self._patterns = [_compiled(glob if literal else glob.casefold()) for glob in globs]
+
+    def match(self, target: str) -> bool:
+        """Tell whether a request's path is meant."""
+        path = literal_path(target) if self._literal else plain_path(target)
+        return path is not None and any(pattern.fullmatch(path) for pattern in self._patterns)
+
+
+def check_glob(glob: str) -> str:
+    """Refuse a glob that cannot match any path."""
+    if not glob.startswith("/") or len(glob) > 512 or any(ord(sign) < 32 for sign in glob):
+        raise InvalidRequest("A path rule begins with / and has at most 512 characters.", field="paths")
+    return glob
+
+
+def read_networks(texts: Sequence[str]) -> list[Network]:
+    """Read addresses and networks; a host's bits must not be set."""
+    try:
+        return [ip_network(text) for text in texts]
+    except ValueError as error:
+        raise InvalidRequest(f"{error}.", field="addresses") from error
+
+
+def within(client: str, networks: Sequence[Network]) -> bool:
+    """Tell whether a client's address is in one of the networks; an IPv4 address in IPv6 clothing is an IPv4 address."""
+    try:
+        address: IPv4Address | IPv6Address = ip_address(client)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(glob: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", glob.rstrip("/") or "/")
+    return re.compile("".join({"**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts), re.DOTALL)
