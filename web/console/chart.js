@@ -62,7 +62,7 @@ export function chart(title, { unit = '' } = {}) {
     for (const [time, anchor] of [[first, 'start'], [last, 'end']]) {
       parts.push(svg('text', { x: x(time), y: HEIGHT - 4, 'text-anchor': anchor }, new Date(time).toLocaleTimeString()));
     }
-    current.forEach((line, index) => parts.push(svg('path', { d: path(line.points, x, y), fill: 'none', 'stroke-width': 2, style: `stroke: var(--line-${(index % 4) + 1})` })));
+    current.forEach((line, index) => parts.push(svg('path', { d: path(line.points, x, y), class: `series series-${(index % 4) + 1}` })));
     if (at !== null) parts.push(svg('line', { class: 'cursor', x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
     plot.replaceChildren(...parts);
     const said = current.map((line) => {
