@@ -38,6 +38,7 @@ _MOST_HEADER_BYTES = 16_384
 @asynccontextmanager
 async def serve_operations(port: int, ready: Ready, *, host: str = "127.0.0.1") -> AsyncIterator[int]:
     """Serve probes and metrics, and give the port (0 takes a free one); `ready` says why not, or None if ready."""
+    under_way: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
@@ -48,19 +49,25 @@ async def serve_operations(port: int, ready: Ready, *, host: str = "127.0.0.1") 
                 status, content_type, body = await _answer(method, path, ready)
                 writer.write(_rendered(status, content_type, body, with_body=method != b"HEAD"))
                 await writer.drain()
-        writer.close()
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await writer.wait_closed()
 
-    server = await asyncio.start_server(answer, host, port, limit=_MOST_HEADER_BYTES)
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        under_way.add(task)
+        try:
+            await answer(reader, writer)
+        finally:
+            under_way.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(accept, host, port, limit=_MOST_HEADER_BYTES)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await server.wait_closed()
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 async def _answer(method: bytes, path: bytes, ready: Ready) -> tuple[HTTPStatus, str, bytes]:

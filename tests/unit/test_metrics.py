@@ -1,0 +1,129 @@
+"""Metrics: one process, several processes, and processes that have gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily
+
+from headgate.kit import metrics
+
+_CHILD = """
+import sys
+from headgate.kit import metrics
+metrics.share(__import__("pathlib").Path(sys.argv[1]))
+asked = metrics.counter("headgate_asked_total", "asked", ["route"])
+inside = metrics.gauge("headgate_inside", "inside")
+most = metrics.gauge("headgate_most", "most", across="max")
+took = metrics.histogram("headgate_took_seconds", "took", buckets=(0.1, 1))
+for line in sys.stdin:
+    word = line.strip()
+    if word == "show":
+        print(metrics.exposition().decode().replace("\\n", "|"), flush=True)
+    else:
+        asked.labels("a").inc(int(word)); inside.set(int(word)); most.set(int(word)); took.observe(0.5)
+        print("done", flush=True)
+"""
+
+
+_SHARE = """
+import os, pathlib, sys
+from headgate.kit import metrics
+print(metrics.share(pathlib.Path(sys.argv[1])) == pathlib.Path(os.environ[metrics.DIRECTORY]))
+"""
+
+
+class Child:
+    """A process with metrics that it shares; it does as it is told, line by line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def tell(self, word: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def value(exposition: str, sample: str) -> float | None:
+    found = re.search(rf"(?:^|\|){re.escape(sample)} ([^|\n]+)", exposition, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def test_one_process_shows_its_own_numbers() -> None:
+    counted = metrics.counter("headgate_test_single_total", "For this test.", ["kind"])
+    counted.labels("a").inc(2)
+    assert value(metrics.exposition().decode(), 'headgate_test_single_total{kind="a"}') == 2
+
+
+def test_a_name_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(ValueError, match="headgate_"):
+        metrics.counter("requests_total", "whose?")
+
+
+def test_numbers_that_are_looked_up_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_collectors", [])
+    metrics.collect(lambda: [GaugeMetricFamily("headgate_test_waiting", "In line.", value=7)])
+    assert value(metrics.exposition().decode(), "headgate_test_waiting") == 7
+
+
+def test_several_processes_are_added_up_and_the_dead_keep_their_counts_but_not_their_gauges(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(3)]
+    try:
+        for child, word in zip(children, ("1", "2", "4"), strict=True):
+            assert child.tell(word) == "done\n"
+        shown = children[0].tell("show")
+        assert value(shown, 'headgate_asked_total{route="a"}') == 7
+        assert value(shown, "headgate_inside") == 7
+        assert value(shown, "headgate_most") == 4
+        assert value(shown, 'headgate_took_seconds_bucket{le="1.0"}') == 3
+        assert value(shown, "headgate_took_seconds_count") == 3
+
+        children[2].end()
+        for _ in range(2):  # asking again must not count the departed again
+            shown = children[0].tell("show")
+            assert value(shown, 'headgate_asked_total{route="a"}') == 7
+            assert value(shown, "headgate_inside") == 3
+            assert value(shown, "headgate_most") == 2
+            assert value(shown, "headgate_took_seconds_count") == 3
+        assert not list(tmp_path.glob(f"*_{children[2].process.pid}.db"))
+
+        children[1].end()
+        shown = children[0].tell("show")
+        assert value(shown, 'headgate_asked_total{route="a"}') == 7
+        assert value(shown, "headgate_inside") == 1
+        owners = {file.stem.rpartition("_")[2] for file in tmp_path.glob("*.db")}
+        assert owners == {str(children[0].process.pid), "departed"}
+    finally:
+        for child in children:
+            child.end()
+
+
+def test_the_directory_is_made_and_passed_on_to_children(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _SHARE,
+            str(tmp_path / "made"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={key: text for key, text in os.environ.items() if key != metrics.DIRECTORY},
+    )
+    assert told.stdout == "True\n"
+    assert (tmp_path / "made").is_dir()
