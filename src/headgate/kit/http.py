@@ -69,89 +69,114 @@ class Stopping(HeadgateError):
     code, status = "stopping", 503
 
 
+class Stop:
+    """The end of a gateway's life: raised once, it ends every wait and every stream."""
+
+    __slots__ = ("_waiting", "raised")
+
+    def __init__(self) -> None:
+        self.raised = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def set(self) -> None:
+        """Raise it."""
+        self.raised = True
+        for future in self._waiting:
+            _settle(future)
+
+    def watch(self, future: asyncio.Future[None]) -> None:
+        """Settle this future when the stop is raised."""
+        if self.raised:
+            _settle(future)
+        else:
+            self._waiting.add(future)
+            future.add_done_callback(self._waiting.discard)
+
+
 class Call:
-    """One request, as its handler sees it."""
+    """One request, as its handler sees it.
+
+    `path` has the decoded parameters of the path; `query` and `body` are the structs that the operation declares; `client`
+    is the client's address, seen through trusted proxies.
+    """
 
     __slots__ = (
-        "_going", "body", "caller", "client", "namespace", "path", "query", "receive", "request_id", "scope", "stop",
+        "_departure", "_listener", "body", "caller", "client", "headers", "namespace", "path", "query", "receive",
+        "request_id", "scope", "stop",
     )  # fmt: skip
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        *,
-        path: dict[str, str],
-        query: Any,
-        body: Any,
-        caller: Caller,
-        namespace: str,
-        client: str,
-        request_id: str,
-        stop: asyncio.Event,
+        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], request_id: str, stop: Stop
     ) -> None:
         self.scope = scope
         self.receive = receive
-        self.path = path
-        self.query = query
-        self.body = body
-        self.caller = caller
-        self.namespace = namespace
-        self.client = client
+        self.headers = headers
         self.request_id = request_id
         self.stop = stop
-        self._going: asyncio.Future[None] | None = None
+        self.path: dict[str, str] = {}
+        self.query: Any = None
+        self.body: Any = None
+        self.caller = ANONYMOUS
+        self.client = ""
+        self.namespace = "default"
+        self._departure: asyncio.Future[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
 
     def header(self, name: str) -> str | None:
-        """Give the first header of this name, or None."""
-        wanted = name.lower().encode("latin-1")
-        for key, value in self.scope["headers"]:
-            if key == wanted:
-                return str(value, "latin-1")
-        return None
+        """Give the header of this name, the last one if it was sent twice, or None."""
+        value = self.headers.get(name.lower().encode("latin-1"))
+        return None if value is None else value.decode("latin-1")
 
     async def disconnected(self) -> None:
         """Return when nobody waits for the answer any more: the client has left, or the gateway is stopping."""
-        if self._going is None:
-            self._going = asyncio.ensure_future(self._gone())
-        await asyncio.shield(self._going)
+        await asyncio.wait((self.departure(),))
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """Await slow work and cancel it when the client leaves or the gateway stops."""
         task = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(self.disconnected())
         try:
-            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self.departure()), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise Stopping(retry_after=1) if self.stop.is_set() else ClientGone()
+            raise Stopping(retry_after=1) if self.stop.raised else ClientGone()
         finally:
-            await _cancelled(task, leaving)
+            await cancelled(task)
+
+    def departure(self) -> asyncio.Future[None]:
+        """Give a future that is done when nobody waits for the answer any more."""
+        if self._departure is None:
+            departure = self._departure = asyncio.get_running_loop().create_future()
+            self.stop.watch(departure)
+            self._listener = asyncio.ensure_future(self._listen(departure))
+        return self._departure
+
+    @property
+    def listening(self) -> bool:
+        """Tell whether somebody asked for the client's leaving."""
+        return self._listener is not None
 
     async def close(self) -> None:
-        """Stop listening for the client's leaving; the gateway calls this after the handler."""
-        if self._going is not None:
-            await _cancelled(self._going)
+        """Stop listening for the client's leaving; the gateway calls this when the answer is out."""
+        if self._listener is not None and self._departure is not None:
+            await cancelled(self._listener)
+            _settle(self._departure)
 
-    async def _gone(self) -> None:
-        stopping = asyncio.ensure_future(self.stop.wait())
-        leaving = asyncio.ensure_future(self._left())
-        try:
-            await asyncio.wait((stopping, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _cancelled(stopping, leaving)
-
-    async def _left(self) -> None:
+    async def _listen(self, departure: asyncio.Future[None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        _settle(departure)
 
 
-async def _cancelled(*futures: asyncio.Future[Any]) -> None:
-    pending = [future for future in futures if not future.done()]
-    for future in pending:
-        future.cancel()
-    if pending:
-        await asyncio.wait(pending)
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel a task if it is not done, and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

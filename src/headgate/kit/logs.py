@@ -128,6 +128,11 @@ def switch_debug() -> None:
     set_level(_usual if _threshold <= 10 else Level.DEBUG)
 
 
+def debugging() -> bool:
+    """Tell whether debug lines are shown, for hot paths that would put one together in vain."""
+    return _threshold <= 10
+
+
 def hide(*secrets: str) -> None:
     """Never show these texts in a log line, wherever they turn up."""
     for secret in secrets:

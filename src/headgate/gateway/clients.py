@@ -1,0 +1,67 @@
+"""Whose request it is: the client's address, seen through the proxies that we were told to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+
+from headgate.kit.http import Scope
+from headgate.kit.settings import SettingInvalid
+
+MOST_HOPS = 16
+
+
+class Clients:
+    """Finds the client's address of a request."""
+
+    def __init__(self, trusted_proxies: Sequence[str]) -> None:
+        self._networks = [_network(text) for text in trusted_proxies]
+        self._trusted = lru_cache(maxsize=4096)(self._is_trusted)
+
+    def address(self, scope: Scope) -> tuple[str, bool]:
+        """Give the client's address, and whether it is one of our own proxies that asks for itself."""
+        peer: str = scope["client"][0] if scope.get("client") else ""
+        if not self._networks or not self._trusted(peer):
+            return peer, False
+        hops: list[bytes] = []
+        for name, value in scope["headers"]:
+            if name == b"x-forwarded-for":
+                hops += value.split(b",")
+        # Each proxy appends whom it saw, so the last address that is not a proxy of ours is the client; what stands
+        # before it was written by the client itself.
+        for hop in reversed(hops[-MOST_HOPS:]):
+            address = _bare(hop.strip().decode("latin-1"))
+            if address is None:
+                return peer, False
+            if not self._trusted(address):
+                return address, False
+            peer = address
+        return peer, not hops
+
+    def _is_trusted(self, text: str) -> bool:
+        try:
+            address = ip_address(text)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        return any(mapped in network for network in self._networks)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError as error:
+        raise SettingInvalid(f"gateway.trusted_proxies has {text!r}, which is not an address or a network.") from error
+
+
+def _bare(text: str) -> str | None:
+    """Take the port and brackets off an address; None if it is none."""
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return None

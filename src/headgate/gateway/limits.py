@@ -1,0 +1,94 @@
+"""Request limits: a steadily refilling bucket for each client address and each user, in bounded memory.
+
+A bucket is one number, the moment at which it will be full again, so an entry that is in the past says nothing and may
+be forgotten. Two generations bound the memory: when the young one is full it becomes the old one, and what nobody has asked
+for since then is gone. Each gateway process counts by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from ipaddress import IPv6Address
+from math import ceil
+from time import monotonic
+
+from headgate.gateway.settings import LIMITS, Limit
+from headgate.kit.problems import RateLimited
+
+MOST_KEYS = 50_000
+
+
+class Buckets:
+    """The buckets of one class of requests, by key."""
+
+    __slots__ = ("_most", "_old", "_room", "_step", "_young", "burst", "name")
+
+    def __init__(self, name: str, per_second: float, burst: float, most: int = MOST_KEYS) -> None:
+        self.name = name
+        self.burst = burst
+        self._step = 1.0 / per_second
+        self._room = (burst - 1.0) / per_second
+        self._most = most
+        self._young: dict[str, float] = {}
+        self._old: dict[str, float] = {}
+
+    def take(self, key: str) -> None:
+        """Count one request, or raise RateLimited with the time until the next is allowed."""
+        now = monotonic()
+        young = self._young
+        full_at = young.get(key) or self._old.get(key, 0.0)
+        if full_at < now:
+            full_at = now
+        wait = full_at - now - self._room
+        if wait > 0:
+            raise self._refusal(wait)
+        if len(young) >= self._most and key not in young:
+            self._old, self._young = young, {}
+            young = self._young
+        young[key] = full_at + self._step
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def _refusal(self, wait: float) -> RateLimited:
+        policy = f'"{self.name}";q={self.burst:.0f};w={ceil(self.burst * self._step)}'
+        return RateLimited(retry_after=ceil(wait), policy=policy)
+
+
+class Limiter:
+    """One class of limits: per client address, and per user where the class says so."""
+
+    __slots__ = ("_addresses", "_users")
+
+    def __init__(self, name: str, limit: Limit) -> None:
+        self._addresses = Buckets(name, limit.per_second, limit.burst)
+        self._users = (
+            Buckets(f"{name} by user", limit.user_per_second, limit.user_burst) if limit.user_per_second else None
+        )
+
+    def take_address(self, address: str) -> None:
+        """Count a request of this address."""
+        self._addresses.take(neighbourhood(address) if ":" in address else address)
+
+    def take_user(self, user: str) -> None:
+        """Count a request of this user."""
+        if self._users is not None:
+            self._users.take(user)
+
+
+def limiters(changed: Mapping[str, Limit]) -> dict[str, Limiter]:
+    """Make every class of limits: the built-in ones, and those that the settings change or add."""
+    return {name: Limiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
+
+
+@lru_cache(maxsize=16_384)
+def neighbourhood(address: str) -> str:
+    """Give the part of an IPv6 address that one customer is given, since they choose the rest freely."""
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return f"{parsed.exploded[:19]}::/64"

@@ -1,0 +1,63 @@
+"""What the gateway counts.
+
+A hot route must not pay for its figures, so each operation's tally is a few plain numbers, and every half second they are
+added to the shared ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from headgate.kit import metrics
+
+FLUSH_SECONDS = 0.5
+
+REQUESTS = metrics.counter("headgate_http_requests_total", "Requests answered.", ["operation", "status"])
+SECONDS = metrics.histogram(
+    "headgate_http_request_seconds", "Time until the answer was ready, or a stream began.", ["operation"]
+)
+IN_FLIGHT = metrics.gauge("headgate_http_requests_in_flight", "Requests being answered.", ["operation"])
+STREAMS = metrics.gauge("headgate_http_streams", "Open streams.", ["operation"])
+RESTARTS = metrics.counter("headgate_gateway_restarts_total", "Gateway processes started again after a crash.")
+
+
+class Tally:
+    """The figures of one operation since the last flush."""
+
+    __slots__ = ("_buckets", "_seconds", "_shown", "_statuses", "in_flight", "operation", "streams")
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self.in_flight = 0
+        self.streams = 0
+        self._shown = (0, 0)
+        self._statuses: dict[int, int] = {}
+        self._buckets = [0] * (len(metrics.SECONDS) + 1)
+        self._seconds = 0.0
+
+    def count(self, status: int, seconds: float) -> None:
+        """Count one answer."""
+        statuses = self._statuses
+        statuses[status] = statuses.get(status, 0) + 1
+        self._buckets[bisect_left(metrics.SECONDS, seconds)] += 1
+        self._seconds += seconds
+
+    def flush(self) -> None:
+        """Add the figures to the shared ones."""
+        if self._shown != (self.in_flight, self.streams):
+            self._shown = (self.in_flight, self.streams)
+            IN_FLIGHT.labels(self.operation).set(self.in_flight)
+            STREAMS.labels(self.operation).set(self.streams)
+        if not self._statuses:
+            return
+        statuses, self._statuses = self._statuses, {}
+        buckets, self._buckets = self._buckets, [0] * len(self._buckets)
+        seconds, self._seconds = self._seconds, 0.0
+        for status, number in statuses.items():
+            REQUESTS.labels(self.operation, str(status)).inc(number)
+        shared = SECONDS.labels(self.operation)
+        # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
+        shared._sum.inc(seconds)
+        for index, number in enumerate(buckets):
+            if number:
+                shared._buckets[index].inc(number)

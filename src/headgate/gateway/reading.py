@@ -1,0 +1,199 @@
+"""Reading a request: its query and its body become structs, or a problem that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from headgate.kit.http import Receive
+from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
+
+NAMESPACE = "namespace"
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
+_FLAT = str.maketrans(dict.fromkeys(map(chr, (*range(32), 127, *range(128, 160))), " "))
+
+
+class MediaUnsupported(HeadgateError):
+    """Send the body as application/json in UTF-8, not compressed."""
+
+    code, status = "media_unsupported", 415
+
+
+class BodyTimeout(HeadgateError):
+    """The request's body did not arrive in time."""
+
+    code, status = "body_timeout", 408
+
+
+class QueryReader:
+    """Turns a query string into a struct; refuses parameters that the struct does not have."""
+
+    def __init__(self, kind: type[msgspec.Struct] | None, *, namespaced: bool) -> None:
+        self._kind = kind
+        info = msgspec.inspect.type_info(kind) if kind is not None else None
+        fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+        self._lists = frozenset(field.encode_name for field in fields if _is_list(field.type))
+        self._floats = tuple(field.name for field in fields if _is_float(field.type))
+        names = {field.encode_name for field in fields}
+        self._takes_namespace = namespaced and NAMESPACE not in names
+        self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
+
+    def read(self, query: bytes) -> tuple[Any, str | None]:
+        """Give the struct (None where the route has none) and the namespace that was asked for."""
+        values: dict[str, Any] = self._values(query) if query else {}
+        namespace = values.get(NAMESPACE)
+        if self._takes_namespace:
+            values.pop(NAMESPACE, None)
+        if self._kind is None:
+            return None, namespace
+        try:
+            made = msgspec.convert(values, self._kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise invalid(error) from error
+        for name in self._floats:
+            value = getattr(made, name)
+            if isinstance(value, float) and not isfinite(value):
+                raise InvalidRequest(f"{name} must be a finite number.", field=name)
+        return made, namespace
+
+    def _values(self, query: bytes) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        names = self._names
+        encoded = b"%" in query or b"+" in query
+        for pair in query.split(b"&"):
+            raw, _, value = pair.partition(b"=")
+            name = names.get(raw)
+            if name is None:
+                if not pair:
+                    continue
+                name = _text(raw, "a parameter's name", encoded)
+                if name.encode() not in names:
+                    raise _unknown(name)
+            text = _text(value, name, encoded)
+            if name in self._lists:
+                values.setdefault(name, []).append(text)
+            elif name in values:
+                raise InvalidRequest(f"{name} is given twice.", field=name)
+            else:
+                values[name] = text
+        return values
+
+
+class BodyReader:
+    """Reads a body up to a limit and decodes it."""
+
+    def __init__(self, kind: type[Any], *, limit: int, seconds: float, optional: bool) -> None:
+        self._decode: Callable[[bytes], Any] | None = None if kind is bytes else msgspec.json.Decoder(kind).decode
+        self._limit = limit
+        self._seconds = seconds
+        self._optional = optional
+
+    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> Any:
+        """Give the decoded body; None if there is none and none is needed."""
+        self._check(headers)
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._collect(receive)
+        except TimeoutError:
+            raise BodyTimeout from None
+        if self._decode is None:
+            return body
+        if not body and self._optional:
+            return None
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            raise invalid(error) from error
+        except (ValueError, RecursionError) as error:
+            raise malformed(error) from error
+
+    def _check(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length")
+        if length is not None and length.isdigit() and int(length[:20]) > self._limit:
+            raise self._too_large()
+        if self._decode is None:
+            return
+        media = headers.get(b"content-type")
+        if media is not None and media != b"application/json" and not _is_json(media):
+            raise MediaUnsupported
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise MediaUnsupported
+
+    async def _collect(self, receive: Receive) -> bytes:
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body") and len(body) <= self._limit:
+            return body
+        chunks, size = [body], len(body)
+        while message.get("more_body") and size <= self._limit:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+        if size > self._limit:
+            raise self._too_large()
+        return b"".join(chunks)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The request body is larger than {self._limit} bytes.", limit=self._limit)
+
+
+def invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    """Say which field was wrong, and how."""
+    parts = _WHERE.match(str(error))
+    what, where = (parts["what"], parts["where"] or "") if parts else (str(error), "")
+    named = _FIELD.match(what)
+    field = f"{where}.{named['name']}" if named else where
+    field = field.lstrip(".")[:128].translate(_FLAT)
+    detail = what[:300].translate(_FLAT)
+    if not field:
+        return InvalidRequest(f"{detail}.")
+    return InvalidRequest(f"{detail}." if named else f"{detail}, in {field}.", field=field)
+
+
+def malformed(error: Exception) -> Malformed:
+    """Say why a body could not be read at all."""
+    if isinstance(error, RecursionError):
+        return Malformed("The JSON is nested too deeply.")
+    if isinstance(error, UnicodeError):
+        return Malformed("The JSON is not UTF-8.")
+    return Malformed(f"The body is not JSON: {str(error)[:200].translate(_FLAT)}.")
+
+
+def _unknown(name: str) -> InvalidRequest:
+    name = name[:64].translate(_FLAT)
+    return InvalidRequest(f"There is no query parameter {name}.", field=name)
+
+
+def _text(raw: bytes, name: str, encoded: bool) -> str:
+    try:
+        if encoded:
+            return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is not UTF-8.", field=name) from error
+
+
+def _is_json(media: bytes) -> bool:
+    kind, _, parameters = media.lower().partition(b";")
+    kind = kind.strip()
+    charset = parameters.replace(b" ", b"").replace(b'"', b"").partition(b"charset=")[2]
+    return (kind == b"application/json" or kind.endswith(b"+json")) and charset.partition(b";")[0] in (b"", b"utf-8")
+
+
+def _is_list(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(_is_list(part) for part in kind.types)
+    return isinstance(kind, msgspec.inspect.CollectionType)
+
+
+def _is_float(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(_is_float(part) for part in kind.types)
+    return isinstance(kind, msgspec.inspect.FloatType)

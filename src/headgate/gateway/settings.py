@@ -1,0 +1,67 @@
+"""How the gateway listens, whom it trusts and how much it takes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from headgate.kit.settings import Doc, Settings
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often one client address, and one user, may do something: a bucket that refills steadily."""
+
+    per_second: Positive
+    burst: Positive
+    user_per_second: Positive | None = None
+    user_burst: Positive = 1.0
+
+
+# Generous per address, because a school or a mobile network is one address; tight per user.
+LIMITS: dict[str, Limit] = {
+    "entry": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
+    "status": Limit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
+    "stream": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
+    "gate": Limit(per_second=500, burst=5000),
+    "unauthorized": Limit(per_second=1, burst=60),
+}
+
+
+class GatewaySettings(Settings, section="gateway"):
+    """The gateway's edge."""
+
+    host: Annotated[str, Doc("address to listen on; 0.0.0.0 is every address of this machine")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Doc("port to listen on; 0 takes a free one", env="HEADGATE_PORT")] = 8080
+    workers: Annotated[int, Meta(ge=1, le=256), Doc("processes that answer requests; about one for each core")] = 1
+    admin_token: Annotated[
+        str,
+        Doc("the token that may do everything; without it the gateway does not start", "HEADGATE_ADMIN_TOKEN", True),
+    ] = ""
+    signing_keys: Annotated[
+        str, Doc("a JWKS with private Ed25519 keys, newest first, that sign tickets", "HEADGATE_SIGNING_KEYS", True)
+    ] = ""
+    origins: Annotated[
+        tuple[str, ...], Doc("sites whose pages may call public routes, such as https://shop.example; * is every site")
+    ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...], Doc("addresses and networks of proxies whose X-Forwarded-For is believed")
+    ] = ()
+    limits: Annotated[
+        dict[str, Limit],
+        Doc("request limits that differ from the built-in ones, by class: entry, status, stream, gate, unauthorized"),
+    ] = msgspec.field(default_factory=dict)
+    body_limit: Annotated[int, Meta(ge=1), Doc("largest request body in bytes, where a route sets no other")] = (
+        1_048_576
+    )
+    body_seconds: Annotated[Positive, Doc("how long a client may take to send a request's body")] = 10.0
+    backpressure: Annotated[int, Meta(ge=1), Doc("open connections that one process holds, idle ones included")] = (
+        20_000
+    )
+    quiet_seconds: Annotated[
+        float, Meta(ge=0), Doc("after a stop signal, how long to go on serving while /readyz already says no")
+    ] = 0.0
+    stop_seconds: Annotated[Positive, Doc("how long requests under way may take to finish when stopping")] = 5.0
