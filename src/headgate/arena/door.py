@@ -1,0 +1,142 @@
+"""The door: what a handshake must show, and how it is refused before it completes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from websockets.datastructures import Headers, MultipleValuesError
+from websockets.http11 import Request, Response
+
+from headgate.kit.ids import member_id
+from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.settings import SettingInvalid
+from headgate.waiting_room.model import Reason, Redeemed
+from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
+
+PATH = "/gameserver"
+SUBPROTOCOL = "headgate"
+
+
+class TicketMissing(HeadgateError):
+    """Show a ticket: in ?ticketId=, in Authorization, or in Sec-WebSocket-Protocol."""
+
+    code, status = "ticket_missing", 401
+
+
+class OriginRefused(HeadgateError):
+    """Pages of this site may not enter here."""
+
+    code, status = "origin_refused", 403
+
+
+class Draining(HeadgateError):
+    """This server is closing; your ticket was not used and you will be given another server."""
+
+    code, status = "draining", 503
+
+
+class Seats(Protocol):
+    """Seats on offer in a queue; the SDK's `Offer` is one."""
+
+    instance_id: str
+
+    async def redeem(self, ticket_id: str, session_id: str) -> Redeemed:
+        """Spend a ticket for a session on this server."""
+
+    async def end(self, session_id: str, reason: Reason) -> None:
+        """End a session of this server."""
+
+    async def drain(self) -> None:
+        """Take nobody new."""
+
+
+class TicketCheck(Protocol):
+    """How a signed ticket is checked before the store is asked."""
+
+    async def __call__(self, ticket: str) -> str:
+        """Give the bare id of a signed ticket; raises TicketInvalid or TicketExpired."""
+
+
+def shown_ticket(request: Request) -> str:
+    """Find the ticket in a handshake, bare or signed; raises TicketMissing."""
+    query = parse_qs(urlsplit(request.path).query, max_num_fields=20)
+    for name in ("ticketId", "ticket"):
+        if query.get(name, [""])[0]:
+            return query[name][0]
+    scheme, _, credentials = _header(request, "Authorization").partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return credentials.strip()
+    offered = [part.strip() for part in ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")]
+    for protocol in offered:
+        if protocol and protocol != SUBPROTOCOL:
+            return protocol
+    raise TicketMissing
+
+
+async def ticket_id(ticket: str, check: TicketCheck) -> str:
+    """Give the bare id of a ticket; a signed one must be good, and a bare one must look like an id."""
+    if ticket.count(".") == 2:
+        return await check(ticket)
+    try:
+        return member_id(ticket, "ticketId")
+    except InvalidRequest as error:
+        raise TicketInvalid from error
+
+
+def check_origin(request: Request, allowed: list[str]) -> None:
+    """Refuse pages of other sites; programs that are no browser send no origin."""
+    origin = _header(request, "Origin")
+    if not origin or "*" in allowed or origin in allowed:
+        return
+    host = urlsplit(f"//{_header(request, 'Host')}").hostname
+    if host is None or urlsplit(origin).hostname != host:
+        raise OriginRefused
+
+
+def networks(texts: Sequence[str]) -> list[IPv4Network | IPv6Network]:
+    """Read the proxies that are trusted to say whom they speak for."""
+    try:
+        return [ip_network(text, strict=False) for text in texts]
+    except ValueError as error:
+        raise SettingInvalid(f"arena.trusted_proxies: {error}.") from error
+
+
+def client(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
+    """Give the client's address: the peer's, or whom a trusted proxy saw last."""
+    if not any(ip_address(peer) in network for network in proxies):
+        return peer
+    seen = ",".join(request.headers.get_all("X-Forwarded-For")).rpartition(",")[2].strip()
+    return seen or peer
+
+
+def is_game(request: Request) -> bool:
+    """Say whether a request is for the game at all."""
+    return urlsplit(request.path).path == PATH
+
+
+def refusal(error: HeadgateError) -> Response:
+    """Answer a handshake with a problem; a ticket that is not good is 403 whatever was wrong with it."""
+    status = 403 if isinstance(error, TicketInvalid | TicketUsed | TicketExpired) else error.status
+    body = msgspec.json.encode({**error.document(), "status": status})
+    headers = Headers()
+    headers["Content-Type"] = "application/problem+json"
+    headers["Content-Length"] = str(len(body))
+    headers["Cache-Control"] = "no-store"
+    headers["Connection"] = "close"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after is not None:
+        headers["Retry-After"] = f"{error.retry_after:.0f}"
+    return Response(status, HTTPStatus(status).phrase, headers, body)
+
+
+def _header(request: Request, name: str) -> str:
+    try:
+        return request.headers.get(name, "")
+    except MultipleValuesError:
+        return ""

@@ -1,0 +1,143 @@
+"""The messages of the arena: UTF-8 JSON in an envelope of `type` and `payload`, as players and server both speak it.
+
+A message that goes to many is encoded once, down to the bytes of its WebSocket frame: frames of a server are not masked, so they
+are the same for everybody.
+"""
+
+from __future__ import annotations
+
+import datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from websockets.frames import Frame, Opcode
+
+from headgate.kit.http import Wire
+from headgate.kit.ids import display_text
+from headgate.kit.problems import InvalidRequest
+
+MOST_CHARACTERS: Final = 500
+
+
+class MessageType(StrEnum):
+    """Every type there is."""
+
+    MESSAGE_SEND = "MESSAGE_SEND"
+    MESSAGE_RECEIVE = "MESSAGE_RECEIVE"
+    SYSTEM_MESSAGE_RECEIVE = "SYSTEM_MESSAGE_RECEIVE"
+    SERVERSTATUS_REQUEST = "SERVERSTATUS_REQUEST"
+    SERVERSTATUS_RESPONSE = "SERVERSTATUS_RESPONSE"
+
+
+class Say(Wire, frozen=True):
+    """What a player says."""
+
+    message: str
+
+
+class Said(Wire, frozen=True):
+    """What another player said."""
+
+    timestamp: str
+    nickname: str
+    message: str
+
+
+class Notice(Wire, frozen=True):
+    """What the server has to say: who came, who left, what was wrong."""
+
+    timestamp: str
+    message: str
+
+
+class Ask(Wire, frozen=True):
+    """The question how many are here."""
+
+
+class Count(Wire, frozen=True):
+    """How many are here."""
+
+    client_count: int
+
+
+Message = Say | Said | Notice | Ask | Count
+
+_TYPES: Final[dict[type[Message], MessageType]] = {
+    Say: MessageType.MESSAGE_SEND,
+    Said: MessageType.MESSAGE_RECEIVE,
+    Notice: MessageType.SYSTEM_MESSAGE_RECEIVE,
+    Ask: MessageType.SERVERSTATUS_REQUEST,
+    Count: MessageType.SERVERSTATUS_RESPONSE,
+}
+
+
+class BadFrame(Exception):
+    """A frame is not a message; the words are for whoever sent it."""
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_encode = msgspec.json.Encoder().encode
+_open = msgspec.json.Decoder(_Envelope).decode
+_payloads = {str(name): msgspec.json.Decoder(kind).decode for kind, name in _TYPES.items()}
+_FROM_PLAYERS: Final = frozenset({MessageType.MESSAGE_SEND, MessageType.SERVERSTATUS_REQUEST})
+_FROM_SERVER: Final = frozenset(MessageType) - _FROM_PLAYERS
+
+
+def encoded(message: Message) -> bytes:
+    """Write a message as JSON."""
+    return _encode({"type": _TYPES[type(message)], "payload": message})
+
+
+def framed(message: Message) -> bytes:
+    """Write a message as the bytes of the WebSocket frame that a server sends."""
+    return Frame(Opcode.TEXT, encoded(message)).serialize(mask=False)
+
+
+def from_player(frame: str | bytes) -> Say | Ask:
+    """Read what a player sent; raises BadFrame with words for the player."""
+    message = _read(frame, _FROM_PLAYERS)
+    if isinstance(message, Say):
+        try:
+            display_text(message.message, "message", MOST_CHARACTERS)
+        except InvalidRequest as error:
+            raise BadFrame(error.detail) from error
+        return message
+    assert isinstance(message, Ask)
+    return message
+
+
+def from_server(frame: str | bytes) -> Said | Notice | Count:
+    """Read what a server sent; raises BadFrame."""
+    message = _read(frame, _FROM_SERVER)
+    assert isinstance(message, Said | Notice | Count)
+    return message
+
+
+def timestamp() -> str:
+    """Give the time as messages carry it: ISO-8601 in UTC with milliseconds."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"
+
+
+def _read(frame: str | bytes, allowed: frozenset[MessageType]) -> Message:
+    if isinstance(frame, bytes):
+        raise BadFrame("Send text frames; this one was binary.")
+    try:
+        envelope = _open(frame)
+        if envelope.type not in allowed:
+            raise BadFrame(f"There is no message type of this name to send; send {_listed(allowed)}.")
+        message: Message = _payloads[envelope.type](envelope.payload)
+    except msgspec.ValidationError as error:
+        raise BadFrame(f"This message does not have the right shape: {error}.") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadFrame('This is not JSON like {"type": …, "payload": {…}}.') from error
+    return message
+
+
+def _listed(allowed: frozenset[MessageType]) -> str:
+    return " or ".join(sorted(allowed))

@@ -1,0 +1,239 @@
+"""The arena: players enter with a ticket, talk, and leave; its seats are on offer for as long as it runs.
+
+It keeps its players whatever happens to the store. What the store should know of them it is told by reports, so a session whose
+end could not be told is gone with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Final
+
+import structlog
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
+from websockets.protocol import CONNECTING
+from websockets.typing import Subprotocol
+
+from headgate.arena import door, metrics
+from headgate.arena.allowance import Allowance, Failures
+from headgate.arena.door import Draining, Seats, TicketCheck
+from headgate.arena.hall import Hall, Player
+from headgate.arena.protocol import Ask, BadFrame, Count, Notice, Said, framed, from_player, timestamp
+from headgate.arena.settings import ArenaSettings
+from headgate.kit import traces
+from headgate.kit.ids import new_uuid
+from headgate.kit.problems import HeadgateError, NotFound, RateLimited
+from headgate.waiting_room.model import Reason
+
+HANDSHAKE_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 2.0
+PING_SECONDS: Final = 20.0
+FLOOD: Final = 100
+SWEEPS: Final = 20
+_LEFT: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
+
+log = structlog.get_logger()
+
+# The library's log would repeat request lines, and so tickets.
+_silent = logging.getLogger("headgate.arena.websockets")
+_silent.propagate = False
+_silent.addHandler(logging.NullHandler())
+_silent.setLevel(logging.CRITICAL)
+
+
+class Arena:
+    """One game server; `async with arena.open(seats) as port:` while it runs, `await arena.drain()` before it ends."""
+
+    def __init__(self, settings: ArenaSettings, check: TicketCheck) -> None:
+        self.hall = Hall(settings.backlog_bytes)
+        self.closing = False
+        self._settings = settings
+        self._check = check
+        self._proxies = door.networks(settings.trusted_proxies)
+        self._failures = Failures(settings.handshake_failures)
+        self._seats: Seats | None = None
+        self._admitted: dict[ServerConnection, Player] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """Listen, and give the port; nobody enters before `offer` has given it seats."""
+        settings = self._settings
+        metrics.SOFT_CAP.labels(settings.queue).set(settings.capacity)
+        metrics.MAX_CAP.labels(settings.queue).set(settings.max_capacity or settings.capacity)
+        async with asyncio.TaskGroup() as self._tasks:
+            sweeping = self._tasks.create_task(self._sweep())
+            async with serve(
+                self._play,
+                settings.host,
+                settings.port,
+                process_request=self._handshake,
+                select_subprotocol=_chosen,
+                compression=None,  # so that a frame is the same bytes for everybody
+                server_header=None,
+                open_timeout=HANDSHAKE_SECONDS,
+                close_timeout=CLOSE_SECONDS,
+                ping_interval=PING_SECONDS,
+                max_size=settings.message_bytes,
+                logger=_silent,
+            ) as server:
+                yield next(iter(server.sockets)).getsockname()[1]
+                self.closing = True
+            sweeping.cancel()
+
+    def offer(self, seats: Seats) -> None:
+        """Say which seats players come to."""
+        self._seats = seats
+
+    async def drain(self) -> None:
+        """Take nobody new, tell the players, give them time, and send away whoever is still there."""
+        self.closing = True
+        if self._seats is not None:
+            try:
+                await self._seats.drain()
+            except HeadgateError as error:
+                log.warning("drain could not be told; the lease ends by itself", error=error.detail)
+        if self.hall.players:
+            seconds = self._settings.drain_seconds
+            words = f"This server closes in {seconds:.0f} seconds; enter again and you will be given another."
+            self.hall.post(framed(Notice(timestamp(), words)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._empty.wait()
+        leaving = list(self._admitted.values())
+        for player in leaving:
+            player.blame("drained", Reason.DROPPED)
+        await asyncio.gather(*(player.connection.close(CloseCode.GOING_AWAY, "draining") for player in leaving))
+        await self._empty.wait()
+
+    async def _handshake(self, connection: ServerConnection, request: Request) -> Response:
+        """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
+        outcome = "entered"
+        try:
+            parent = request.headers.get_all("traceparent")
+            with traces.span("arena handshake", traceparent=parent[0] if parent else None):
+                return await self._admit(connection, request)
+        except HeadgateError as error:
+            outcome = error.code
+            if error.status not in (429, 503):
+                self._failures.add(self._client(connection, request))
+            return door.refusal(error)
+        finally:
+            metrics.HANDSHAKES.labels(outcome).inc()
+
+    async def _admit(self, connection: ServerConnection, request: Request) -> Response:
+        if not door.is_game(request):
+            raise NotFound(f"The game is at {door.PATH}.")
+        if self._failures.exhausted(self._client(connection, request)):
+            raise RateLimited("Too many refused tickets from this address; wait a little.", retry_after=1)
+        door.check_origin(request, self._settings.origins)
+        ticket = door.shown_ticket(request)
+        accepted = connection.protocol.accept(request)
+        if accepted.status_code != 101:
+            return accepted
+        if self.closing or self._seats is None:
+            raise Draining(retry_after=1)
+        ticket_id = await door.ticket_id(ticket, self._check)
+        redeemed = await self._seats.redeem(ticket_id, session_id := new_uuid())
+        allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
+        player = Player(connection, session_id, redeemed.user.nickname, allowance)
+        self._admitted[connection] = player
+        self._empty.clear()
+        assert self._tasks is not None
+        self._tasks.create_task(self._attend(player))
+        if connection.state is not CONNECTING:
+            raise Draining(retry_after=1)
+        return accepted
+
+    async def _attend(self, player: Player) -> None:
+        """Wait for a connection to end, however it ends, and then end its session."""
+        connection = player.connection
+        await connection.wait_closed()
+        if self.hall.players.pop(player.session_id, None) is not None:
+            metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
+            self.hall.post(framed(Notice(timestamp(), f"{player.nickname} left.")))
+        closed = connection.protocol.close_rcvd
+        if closed is not None and closed.code in _LEFT:
+            player.blame("left", Reason.LEFT)
+        player.blame("lost", Reason.DROPPED)
+        assert player.why is not None
+        assert player.reason is not None
+        metrics.CLOSED.labels(player.why).inc()
+        log.debug("player left", session=player.session_id, why=player.why)
+        assert self._seats is not None
+        try:
+            await self._seats.end(player.session_id, player.reason)
+        except HeadgateError as error:
+            log.warning("session's end could not be told; the next report tells it", error=error.detail)
+        finally:
+            del self._admitted[connection]
+            if not self._admitted:
+                self._empty.set()
+
+    async def _play(self, connection: ServerConnection) -> None:
+        """Read what a player sends, for as long as the connection lasts."""
+        player = self._admitted[connection]
+        self.hall.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
+        self.hall.players[player.session_id] = player
+        metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
+        with suppress(ConnectionClosed):
+            async for frame in connection:
+                self._take(player, frame)
+                if player.why is not None:
+                    await connection.close(CloseCode.POLICY_VIOLATION, "too many messages")
+
+    def _take(self, player: Player, frame: str | bytes) -> None:
+        left = player.allowance.take()
+        if left < 0:
+            metrics.RECEIVED.labels("too_fast").inc()
+            if left < -FLOOD:
+                player.blame("flood", Reason.LEFT)
+            elif left > -2:  # once is enough: an answer to each would double the flood
+                self._notice(player, "You are sending too fast; messages were dropped.")
+            return
+        try:
+            message = from_player(frame)
+        except BadFrame as error:
+            metrics.RECEIVED.labels("bad").inc()
+            self._notice(player, str(error))
+            return
+        metrics.RECEIVED.labels("taken").inc()
+        if isinstance(message, Ask):
+            self.hall.tell(player, framed(Count(len(self.hall))))
+            return
+        player.last = monotonic()
+        self.hall.post(framed(Said(timestamp(), player.nickname, message.message)), player)
+
+    def _notice(self, player: Player, words: str) -> None:
+        self.hall.tell(player, framed(Notice(timestamp(), words)))
+
+    async def _sweep(self) -> None:
+        """Close connections over which nothing has been said for too long."""
+        idle = self._settings.idle_seconds
+        while True:
+            await asyncio.sleep(min(1.0, idle / SWEEPS))
+            self.hall.sweep(idle, self._close_idle)
+
+    def _close_idle(self, player: Player) -> None:
+        player.blame("idle", Reason.LEFT)
+        assert self._tasks is not None
+        self._tasks.create_task(player.connection.close(CloseCode.NORMAL_CLOSURE, "idle"))
+
+    def _client(self, connection: ServerConnection, request: Request) -> str:
+        return door.client(connection.remote_address[0], request, self._proxies)
+
+
+def _chosen(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Answer a browser that hid the ticket among its subprotocols with the one that is no secret, if it named it."""
+    if door.SUBPROTOCOL in offered:
+        return Subprotocol(door.SUBPROTOCOL)
+    return offered[0] if offered else None
