@@ -1,0 +1,101 @@
+// The console's frame: who is signed in, which part is shown, and the way between them.
+import { Problem, get, onSignedOut, post, remove } from './api.js';
+import { fill, h, toast } from './dom.js';
+import { queues } from './views/queues.js';
+import { queue } from './views/queue.js';
+
+// Each part of the console: its title, and the views by address (#/queues/main). A view is given its element and the words
+// behind its name, and returns a function that ends it.
+const PARTS = [
+  { name: 'queues', title: 'Queues', list: queues, one: queue },
+];
+
+const view = document.getElementById('view');
+const top = document.getElementById('top');
+let session = null;
+let end = () => {};
+
+onSignedOut(() => {
+  if (!session) return;
+  session = null;
+  showSignIn('Your sign-in has ended. Please sign in again.');
+});
+
+addEventListener('hashchange', show);
+start();
+
+async function start() {
+  try {
+    session = await get('/console/session');
+  } catch (problem) {
+    return showSignIn(problem.status === 401 ? '' : problem.message);
+  }
+  show();
+}
+
+/** The namespace all pages speak of, kept in the address so that it can be shared. */
+export function namespace() {
+  return new URLSearchParams(location.search).get('namespace') || session?.namespace || 'default';
+}
+
+export function role() {
+  return session?.role ?? 'read';
+}
+
+function show() {
+  if (!session) return;
+  end();
+  const [name, ...rest] = location.hash.replace(/^#\/?/, '').split('/').map(decodeURIComponent);
+  const part = PARTS.find((each) => each.name === name) ?? PARTS[0];
+  showTop(part);
+  document.title = `${rest[0] ?? part.title} · Headgate`;
+  fill(view);
+  const stop = rest.length && part.one ? part.one(view, rest, session) : part.list(view, session);
+  end = () => { stop?.(); end = () => {}; };
+  view.focus({ preventScroll: true });
+  scrollTo(0, 0);
+}
+
+function showTop(current) {
+  const links = PARTS.filter((part) => !part.role || part.role === session.role).map((part) =>
+    h('a', { href: `#/${part.name}`, 'aria-current': part === current ? 'page' : null }, part.title));
+  fill(top,
+    h('span', { class: 'brand' }, 'Headgate'),
+    h('nav', { 'aria-label': 'Parts' }, links),
+    h('span', { class: 'who' }, `${session.name} (${session.role})`, h('button', { onclick: signOut }, 'Sign out')));
+}
+
+function showSignIn(words) {
+  end();
+  fill(top, h('span', { class: 'brand' }, 'Headgate'));
+  const token = h('input', { type: 'password', name: 'token', autocomplete: 'current-password', required: true, autofocus: true });
+  const said = h('p', { class: 'error', role: 'alert' }, words);
+  const form = h('form', { class: 'card signin' },
+    h('h1', {}, 'Sign in'),
+    h('p', { class: 'soft' }, 'With an API token. The admin token is printed by ', h('code', {}, 'headgate up'), '.'),
+    h('label', {}, 'Token', token), said,
+    h('button', { class: 'primary' }, 'Sign in'));
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    try {
+      session = await post('/console/session', { token: token.value });
+      show();
+    } catch (problem) {
+      said.textContent = problem instanceof Problem && problem.status === 401 ? 'This token is not known here.' : problem.message;
+      token.select();
+    }
+  });
+  fill(view, form);
+  token.focus();
+}
+
+async function signOut() {
+  try {
+    await remove('/console/session');
+  } catch (problem) {
+    toast(problem.message, 'bad');
+    return;
+  }
+  session = null;
+  showSignIn('');
+}

@@ -1,0 +1,173 @@
+// One queue: what happens in it now and lately, the levers an operator has, its policy, servers and audit trail.
+import { get, getTagged, maybe, post, put, query, remove } from '../api.js';
+import { chart, Trail } from '../chart.js';
+import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
+import { form } from '../forms.js';
+import { live } from '../live.js';
+import { state } from './queues.js';
+
+const FIELDS = [
+  { group: 'Admission', name: 'seats', title: 'Seats come from', kind: 'choice', choices: ['fixed', 'servers'] },
+  { group: 'Admission', name: 'capacity', title: 'Seats (fixed)', kind: 'whole' },
+  { group: 'Admission', name: 'ratePerSecond', title: 'Admissions a second', kind: 'number', hint: 'Empty: no limit. 0: nobody.' },
+  { group: 'Admission', name: 'burst', title: 'Burst', kind: 'number', min: 1 },
+  { group: 'Admission', name: 'batch', title: 'At most a tick', kind: 'whole', min: 1 },
+  { group: 'Admission', name: 'tickMs', title: 'Tick, ms', kind: 'whole', min: 100 },
+  { group: 'Admission', name: 'placement', title: 'Placement', kind: 'choice', choices: ['most-free', 'packed'] },
+  { group: 'Admission', name: 'maxLength', title: 'Longest line', kind: 'whole' },
+  { group: 'Admission', name: 'opensAt', title: 'Opens at', kind: 'time', hint: 'In your time zone. Empty: open.' },
+  { group: 'Times', name: 'ticketTtlSeconds', title: 'Ticket, s', kind: 'number', min: 1 },
+  { group: 'Times', name: 'sessionTtlSeconds', title: 'Session, s', kind: 'number', min: 1 },
+  { group: 'Times', name: 'graceSeconds', title: 'Grace when called, s', kind: 'number', min: 1 },
+  { group: 'Times', name: 'keepSeconds', title: 'Keep the absent, s', kind: 'number' },
+  { group: 'Times', name: 'reentrySeconds', title: 'Re-entry, s', kind: 'number' },
+  { group: 'Times', name: 'finishedSeconds', title: 'Remember the finished, s', kind: 'number' },
+  { group: 'Gate', name: 'paths', title: 'Guarded paths', kind: 'lines', hint: 'One a line: * within a segment, ** anything.' },
+  { group: 'Gate', name: 'returnHosts', title: 'Hosts to return to', kind: 'lines' },
+  { group: 'Gate', name: 'bypass', title: 'Bypass', kind: 'json', hint: '{"paths": [], "addresses": [], "header": ""}' },
+  { group: 'Gate', name: 'auto', title: 'Automatic', kind: 'json', hint: '{"resource": "product-*", "threshold": 100, …}' },
+  { group: 'Gate', name: 'failMode', title: 'When the store is away', kind: 'choice', choices: ['open', 'closed'] },
+  { group: 'Gate', name: 'queueAll', title: 'Queue everybody', kind: 'check' },
+  { group: 'Page', name: 'message', title: 'Message to those who wait', kind: 'long', hint: 'At most 500 characters.' },
+  { group: 'Page', name: 'theme', title: 'Theme', kind: 'json', hint: '{"color": "#1f5fbf", "background": null, "logo": null}' },
+];
+
+export function queue(view, [name], session) {
+  const space = { namespace: session.namespace };
+  const home = `/api/admin/queues/${encodeURIComponent(name)}`;
+  const admin = session.role === 'admin';
+  const heading = h('span');
+  const trouble = h('p', { class: 'error', role: 'status' });
+  const numbers = h('div');
+  const trail = new Trail({ waiting: 'waiting', inside: 'inside', seats: 'seats', rate: 'admitted a second' });
+  const charts = { line: chart('Waiting'), seats: chart('Inside'), flow: chart('Admitted a second'), minutes: chart('Wait, by minute', { unit: ' s' }) };
+  const servers = h('div');
+  const audit = h('div');
+  const changed = h('p', { class: 'error', role: 'status' });
+  let etag = null;
+  let shown = null;
+  let turn = 0;
+
+  const policy = form(FIELDS, {
+    submit: 'Save policy',
+    onsubmit: async (values) => {
+      if (!Object.keys(values).length) return toast('Nothing was changed.');
+      try {
+        const answer = await put(home + query(space), values, etag);
+        etag = answer.etag;
+        policy.load(answer.data);
+        changed.textContent = '';
+        toast('The policy is in force.');
+      } catch (problem) {
+        if (problem.code === 'version_conflict') changed.textContent = 'Somebody else changed this policy. Look at it again before you save yours.';
+        throw problem;
+      }
+    },
+  });
+
+  fill(view,
+    h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: '#/queues' }, 'Queues'), ' / ', name, ' ', heading), trouble),
+    numbers,
+    admin ? levers() : null,
+    h('div', { class: 'grid' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
+    card('Servers', servers),
+    card('Policy', changed, h('p', {}, h('button', { type: 'button', onclick: reload }, 'Load what is in force')), policy.element),
+    card('Audit', audit));
+  if (!admin) for (const input of policy.element.querySelectorAll('input, select, textarea, button')) input.disabled = true;
+
+  function levers() {
+    const count = h('input', { type: 'number', min: 1, value: 10, 'aria-label': 'How many to admit' });
+    count.style.width = '6rem';
+    return card('Levers', h('div', { class: 'row' },
+      h('button', { onclick: () => act('pause') }, 'Pause'),
+      h('button', { onclick: () => act('resume') }, 'Resume'),
+      h('span', { class: 'row' }, count, h('button', { onclick: () => act('admit', { count: Number(count.value) }) }, 'Admit now')),
+      h('button', { onclick: () => ask('drain', `Take nobody new into ${name} and let the line run empty?`, 'Drain') }, 'Drain'),
+      h('button', { class: 'danger', onclick: () => ask('reset', `Reset ${name}? Everybody in line loses their place, and old tickets and passes are refused.`, 'Reset', name) }, 'Reset'),
+      h('button', { class: 'danger', onclick: destroy }, 'Delete')));
+  }
+
+  async function act(verb, body = {}) {
+    try {
+      await post(`${home}/${verb}${query(space)}`, body);
+      toast(`${verb}: done.`);
+      stop.now();
+    } catch (problem) {
+      toast(problem.message, 'bad');
+    }
+  }
+
+  async function ask(verb, question, action, word = null) {
+    if (await confirm(question, { action, word })) await act(verb);
+  }
+
+  async function destroy() {
+    if (!await confirm(`Delete ${name}? Those in line are let through at their next check.`, { action: 'Delete', word: name })) return;
+    try {
+      await remove(home + query(space));
+      toast(`${name} is gone.`);
+      location.hash = '#/queues';
+    } catch (problem) {
+      toast(problem.message, 'bad');
+    }
+  }
+
+  async function reload() {
+    const answer = await getTagged(home + query(space));
+    etag = answer.etag;
+    policy.load(answer.data);
+    changed.textContent = '';
+  }
+
+  const stop = live(async () => {
+    const { data, etag: tagNow } = await getTagged(home + query(space));
+    if (shown === null || (tagNow !== etag && !policy.dirty())) {
+      etag = tagNow;
+      policy.load(data);
+    } else if (tagNow !== etag) {
+      changed.textContent = 'Somebody else changed this policy meanwhile. Load what is in force before you save.';
+    }
+    shown = data;
+    fill(heading, state(data));
+    fill(numbers, figures([
+      ['Waiting', number(data.waiting)], ['Away', number(data.away)], ['Called', number(data.holds)], ['Inside', number(data.sessions)],
+      ['Seats', number(data.seatsTotal)], ['Admitted', number(data.admittedTotal)], ['Rate / s', number(data.measuredRate)], ['Generation', number(data.generation)],
+    ]));
+    trail.add({ waiting: data.waiting, inside: data.sessions + data.holds, seats: data.seatsTotal, rate: data.measuredRate });
+    charts.line.update(trail.series('waiting'));
+    charts.seats.update(trail.series('inside', 'seats'));
+    charts.flow.update(trail.series('rate'));
+    if (turn % 5 === 0) await slower();
+    turn += 1;
+  }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
+
+  async function slower() {
+    const [found, history, trailOfChanges] = await Promise.all([
+      maybe('/api/queue/servers' + query({ queue: name, ...space })),
+      maybe(`${home}/history${query(space)}`),
+      maybe(`${home}/audit${query(space)}`),
+    ]);
+    fill(servers, table([
+      { title: 'Server', value: (row) => h('code', {}, row.instanceId) },
+      { title: 'Address', value: (row) => row.address },
+      { title: 'Inside', number: true, value: (row) => number(row.sessions) },
+      { title: 'Called', number: true, value: (row) => number(row.holds) },
+      { title: 'Seats', number: true, value: (row) => `${number(row.capacity)} (${number(row.maxCapacity)})` },
+      { title: '', value: (row) => (row.draining ? tag('draining', 'warn') : row.reported ? tag('up', 'good') : tag('reporting', 'warn')) },
+    ], found?.servers ?? [], 'No server offers seats here.'));
+    const minutes = history?.minutes ?? [];
+    charts.minutes.update([
+      { name: 'median', points: minutes.map((row) => [Date.parse(row.at), row.waitMedianSeconds ?? null]) },
+      { name: 'ETA error', points: minutes.map((row) => [Date.parse(row.at), row.etaErrorSeconds ?? null]) },
+    ]);
+    fill(audit, table([
+      { title: 'When', value: (row) => h('span', { title: moment(row.at) }, ago(row.at)) },
+      { title: 'Who', value: (row) => row.by },
+      { title: 'What', value: (row) => row.action },
+      { title: 'Old', value: (row) => h('code', {}, row.old ? JSON.stringify(row.old) : '') },
+      { title: 'New', value: (row) => h('code', {}, row.new ? JSON.stringify(row.new) : '') },
+    ], trailOfChanges?.entries ?? [], 'Nothing was changed yet.'));
+  }
+
+  return stop;
+}

@@ -1,0 +1,59 @@
+// All queues at a glance, and the way to a new one.
+import { get, put, query } from '../api.js';
+import { card, fill, h, number, table, tag, toast } from '../dom.js';
+import { live } from '../live.js';
+
+export function queues(view, session) {
+  const list = h('div');
+  const trouble = h('p', { class: 'error', role: 'status' });
+  fill(view,
+    h('div', { class: 'row between' }, h('h1', {}, 'Queues'), trouble),
+    card(null, list),
+    session.role === 'admin' ? create() : null);
+  return live(async () => {
+    const { queues: found } = await get('/api/admin/queues' + query({ namespace: session.namespace }));
+    fill(list, table([
+      { title: 'Queue', value: (row) => h('a', { href: `#/queues/${encodeURIComponent(row.queue)}` }, row.queue) },
+      { title: 'State', value: state },
+      { title: 'Waiting', number: true, value: (row) => number(row.waiting) },
+      { title: 'Inside', number: true, value: (row) => `${number(row.sessions + row.holds)} / ${number(row.seatsTotal)}` },
+      { title: 'Admitted / s', number: true, value: (row) => number(row.measuredRate) },
+      { title: 'Limit / s', number: true, value: (row) => (row.ratePerSecond === null ? 'none' : number(row.ratePerSecond)) },
+      { title: 'Admitted', number: true, value: (row) => number(row.admittedTotal) },
+    ], found, 'There is no queue yet.'));
+  }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; list.classList.toggle('stale', Boolean(problem)); } });
+}
+
+/** How a queue stands, in a word. */
+export function state(row) {
+  if (row.paused) return tag('paused', 'warn');
+  if (row.draining) return tag('draining', 'warn');
+  if (row.active === false) return tag('off', 'plain');
+  if (row.waiting) return tag('queueing', 'good');
+  return tag('open', 'good');
+}
+
+function create() {
+  const name = h('input', { name: 'queue', required: true, maxlength: 128, pattern: '[A-Za-z0-9_.:\\-]+', autocomplete: 'off' });
+  const capacity = h('input', { name: 'capacity', type: 'number', min: 0, placeholder: 'the servers’ own seats' });
+  const rate = h('input', { name: 'rate', type: 'number', min: 0, step: 'any', placeholder: 'no limit' });
+  const said = h('p', { class: 'error', role: 'alert' });
+  const form = h('form', {},
+    h('div', { class: 'grid' },
+      h('label', {}, 'Name', name), h('label', {}, 'Seats', capacity), h('label', {}, 'Admissions a second', rate)),
+    said, h('p', {}, h('button', { class: 'primary' }, 'Create queue')));
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    const policy = {};
+    if (capacity.value !== '') Object.assign(policy, { seats: 'fixed', capacity: Number(capacity.value) });
+    if (rate.value !== '') policy.ratePerSecond = Number(rate.value);
+    try {
+      await put(`/api/admin/queues/${encodeURIComponent(name.value)}`, policy);
+      toast(`Queue ${name.value} is there.`);
+      location.hash = `#/queues/${encodeURIComponent(name.value)}`;
+    } catch (problem) {
+      said.textContent = problem.message;
+    }
+  });
+  return card('New queue', form);
+}
