@@ -1,0 +1,61 @@
+"""Where an instance is, for callers who know only its id: hints, spread over a few slots per namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc32
+from collections.abc import Iterable
+from typing import Final, cast
+
+from headgate.store import Batch, Store, Thing, script
+
+PUT = script(__package__, "locate_put")
+FORGET = script(__package__, "locate_forget")
+SHARDS: Final = 16
+KEEP_MS: Final = 86_400_000
+REMEMBERED: Final = 100_000
+FORGOTTEN_AT_ONCE: Final = 500
+
+
+class Directory:
+    """Notes of where instances are; a lost or aged one only means that its owner is asked to register again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._puts = Batch(store, PUT)
+        self._known: dict[tuple[str, str], str] = {}
+
+    async def put(self, namespace: str, instance_id: str, service: str) -> None:
+        """Note that an instance is in a service (`type/group`)."""
+        self._remember(namespace, instance_id, service)
+        await self._puts.call(self._shard(namespace, instance_id), instance_id, service)
+
+    async def find(self, namespace: str, instance_id: str) -> str | None:
+        """Give the service an instance is in, as far as anybody noted it."""
+        if (known := self._known.get((namespace, instance_id))) is not None:
+            return known
+        shard = self._shard(namespace, instance_id)
+        found = cast("bytes | None", await self._store.read(shard, "HGET", shard.key("places"), instance_id))
+        if found is None:
+            return None
+        self._remember(namespace, instance_id, found.decode())
+        return found.decode()
+
+    async def forget(self, namespace: str, instance_ids: Iterable[str]) -> None:
+        """Drop the notes of instances that have gone, and those that nobody renewed for a day."""
+        by_shard: dict[Thing, list[str]] = {}
+        for instance_id in instance_ids:
+            self._known.pop((namespace, instance_id), None)
+            by_shard.setdefault(self._shard(namespace, instance_id), []).append(instance_id)
+        await asyncio.gather(
+            *(self._store.run(FORGET, shard, KEEP_MS, FORGOTTEN_AT_ONCE, *ids) for shard, ids in by_shard.items())
+        )
+
+    def _remember(self, namespace: str, instance_id: str, service: str) -> None:
+        self._known[namespace, instance_id] = service
+        if len(self._known) > REMEMBERED:
+            for key in list(self._known)[: REMEMBERED // 10]:
+                del self._known[key]
+
+    def _shard(self, namespace: str, instance_id: str) -> Thing:
+        return self._store.thing("directory", namespace, f"{crc32(instance_id.encode()) % SHARDS:x}")

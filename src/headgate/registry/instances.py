@@ -1,0 +1,302 @@
+"""The registry: instances register, renew, are found, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final, cast
+
+import msgspec
+
+from headgate.kit.ids import member_id, new_ulid, thing_name
+from headgate.kit.problems import HeadgateError, NotFound
+from headgate.registry import metrics
+from headgate.registry.directory import Directory
+from headgate.registry.filters import Filter, Literal
+from headgate.registry.model import (
+    Beat,
+    Instance,
+    Json,
+    Listing,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceSummary,
+    UnknownInstance,
+    check_json,
+)  # fmt: skip
+from headgate.registry.settings import RegistrySettings
+from headgate.registry.views import Look, kept, read_look
+from headgate.store import Arg, Batch, Index, Store, Thing, script
+from headgate.store.feed import Feed, Snapshot
+
+REGISTER = script(__package__, "register")
+HEARTBEAT = script(__package__, "heartbeat")
+REMOVE = script(__package__, "remove")
+OVERRIDE = script(__package__, "override")
+PROTECTION = script(__package__, "protection")
+DISCOVER = script(__package__, "discover")
+
+NOTE_SECONDS: Final = 20.0
+SWEEP_IN_MS: Final = 1000
+GROUPS_AT_ONCE: Final = 64
+PART: Final = "service"
+
+
+class Registry:
+    """All services of a store."""
+
+    def __init__(self, store: Store, settings: RegistrySettings | None = None) -> None:
+        self.store = store
+        self.settings = settings or RegistrySettings()
+        self.index = Index(store, PART)
+        self.checks = Index(store, "check")
+        self.directory = Directory(store)
+        self.feed: Feed[Instance] = Feed(store, self._snapshot, lease_ms=self.settings.lease_ms)
+        beat_shared = (self.settings.lease_ms, self.settings.history)
+        self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
+        self._noted: dict[Thing, float] = {}
+
+    def service(self, namespace: str, type: str, group: str) -> Thing:
+        """Name a service; both names are checked."""
+        return self.store.thing(PART, namespace, f"{thing_name(type, 'type')}/{thing_name(group, 'group')}")
+
+    async def register(self, namespace: str, record: Record) -> Registered:
+        """Register an instance, or replace the one that has its id."""
+        return await self._write(namespace, record, "register", None)
+
+    async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
+        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it."""
+        return await self._write(namespace, record, "renew", registration)
+
+    async def heartbeat(self, namespace: str, type: str, group: str, beat: Beat) -> int:
+        """Renew an instance's lease with what the beat brings; give its registration number."""
+        return await self.beat(self.service(namespace, type, group), beat)
+
+    async def beat(self, thing: Thing, beat: Beat) -> int:
+        """Renew a lease in a service; concurrent beats share one call."""
+        member_id(beat.instance_id, "instanceId")
+        if monotonic() - self._noted.get(thing, -NOTE_SECONDS) >= NOTE_SECONDS:
+            await self._note(thing)
+        try:
+            reply = await self._beats.call(
+                thing,
+                beat.instance_id,
+                "" if beat.registration is None else beat.registration,
+                _json(beat.metrics, "metrics"),
+                _json(beat.metadata, "metadata"),
+                "" if beat.healthy is None else int(beat.healthy),
+            )
+        except HeadgateError as error:
+            metrics.HEARTBEATS.labels(error.code).inc()
+            raise
+        metrics.HEARTBEATS.labels("ok").inc()
+        return int(cast("bytes", reply))
+
+    async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
+        """Find the type and group of an instance that is known by its id alone."""
+        found = await self.directory.find(namespace, member_id(instance_id, "instanceId"))
+        if found is None:
+            raise UnknownInstance
+        type_, _, group = found.partition("/")
+        return type_, group
+
+    async def remove(
+        self,
+        namespace: str,
+        type: str,
+        group: str,
+        instance_id: str,
+        *,
+        registration: int | None = None,
+        reason: str = "removed",
+        evict_seconds: float = 0,
+    ) -> bool:
+        """Take an instance out; False if it was not there. With a time, it may not come back until then."""
+        thing = self.service(namespace, type, group)
+        if evict_seconds:
+            await self._note(thing)
+        reply = cast(
+            "list[bytes | int]",
+            await self.store.run(
+                REMOVE,
+                thing,
+                self.settings.lease_ms,
+                self.settings.history,
+                int(self.settings.override_seconds * 1000),
+                member_id(instance_id, "instanceId"),
+                "" if registration is None else registration,
+                reason,
+                int(evict_seconds * 1000),
+            ),
+        )
+        await self.directory.forget(namespace, [instance_id])
+        return reply[1] == 1
+
+    async def override(
+        self, namespace: str, type: str, group: str, instance_id: str, change: OverrideChange
+    ) -> Instance:
+        """Set what an operator decides for an instance."""
+        thing = self.service(namespace, type, group)
+        words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
+        await self.store.run(
+            OVERRIDE, thing, self.settings.lease_ms, self.settings.history, member_id(instance_id, "instanceId"), *words
+        )
+        return await self.instance(namespace, type, group, instance_id)
+
+    async def instance(self, namespace: str, type: str, group: str, instance_id: str) -> Instance:
+        """Give one instance; raises UnknownInstance."""
+        filter_ = Filter("own", "instanceId", "==", (Literal(instance_id, None),))
+        look = await self.look(self.service(namespace, type, group), filters=[filter_])
+        if not look.instances:
+            raise UnknownInstance
+        return look.instances[0]
+
+    async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
+        """Switch a service's mass-expiry protection to auto or off."""
+        thing = self.service(namespace, type, group)
+        if await self.store.run(PROTECTION, thing, self.settings.lease_ms, mode) != 1:
+            raise NotFound(f"There is no service {type}/{group}.")
+
+    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
+        """See a service at one moment, in one round trip."""
+        words: list[Arg] = [part for filter_ in filters for part in filter_.arguments()]
+        choice = "" if healthy is None else int(healthy)
+        settings = self.settings
+        for _ in range(3):
+            reply = await self.store.run(
+                DISCOVER, thing, settings.lease_ms, settings.protect_from, settings.protect_share, choice, *words
+            )
+            look = read_look(reply)
+            if look.state != "uncertain":
+                break
+            await self.feed.settle(thing)
+        return look
+
+    async def discover(
+        self,
+        namespace: str,
+        type: str,
+        group: str | None = None,
+        *,
+        healthy: bool | None = None,
+        filters: Sequence[Filter] = (),
+    ) -> Listing:
+        """Find instances of a service, or of all groups of a type."""
+        if group is not None:
+            return (await self.look(self.service(namespace, type, group), healthy=healthy, filters=filters)).listing()
+        looks = await self.looks(namespace, type, healthy=healthy, filters=filters)
+        return Listing(
+            instances=[instance for look in looks.values() for instance in look.instances],
+            revision=max((look.revision for look in looks.values()), default=0),
+            epoch=max((look.epoch for look in looks.values()), default="0"),
+            revisions={name: look.revision for name, look in looks.items()},
+        )
+
+    async def looks(
+        self, namespace: str, type: str, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
+    ) -> dict[str, Look]:
+        """See every group of a type."""
+        groups = await self.groups(namespace, type)
+        turn = asyncio.Semaphore(GROUPS_AT_ONCE)
+
+        async def look(thing: Thing) -> Look:
+            async with turn:
+                return await self.look(thing, healthy=healthy, filters=filters)
+
+        found = await asyncio.gather(*(look(thing) for thing in groups.values()))
+        return dict(zip(groups, found, strict=True))
+
+    async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
+        """Give the groups of a type that may exist."""
+        thing_name(type, "type")
+        things = await self.index.list(namespace)
+        return {thing.name.partition("/")[2]: thing for thing in things if thing.name.partition("/")[0] == type}
+
+    async def services(self, namespace: str) -> list[ServiceSummary]:
+        """Tell what exists, with counts; services without instances are left out."""
+        turn = asyncio.Semaphore(GROUPS_AT_ONCE)
+
+        async def summary(thing: Thing) -> ServiceSummary:
+            async with turn:
+                look = await self.look(thing)
+            type_, _, group = thing.name.partition("/")
+            return ServiceSummary(
+                type=type_,
+                group=group,
+                instances=len(look.instances),
+                healthy=sum(instance.available for instance in look.instances),
+                revision=look.revision,
+                protection=look.protection,
+            )
+
+        found = await asyncio.gather(*(summary(thing) for thing in await self.index.list(namespace)))
+        return [each for each in found if each.instances]
+
+    async def _write(self, namespace: str, record: Record, mode: str, registration: int | None) -> Registered:
+        record = record.checked()
+        thing = self.service(namespace, record.type, record.group)
+        await asyncio.gather(
+            self._note(thing),
+            self.directory.put(namespace, record.instance_id, thing.name),
+            *([self.checks.put(thing, SWEEP_IN_MS)] if record.check else []),
+        )
+        settings = self.settings
+        ttl_seconds = record.ttl_seconds or settings.ttl_seconds
+        interval_ms = record.check.interval_seconds * 1000 if record.check else 0
+        try:
+            reply = await self.store.run(
+                REGISTER,
+                thing,
+                settings.lease_ms,
+                settings.history,
+                int(settings.override_seconds * 1000),
+                settings.most_instances,
+                settings.protect_from,
+                settings.protect_share,
+                record.instance_id,
+                mode,
+                "" if registration is None else registration,
+                new_ulid(),
+                int(ttl_seconds * 1000),
+                int(record.ephemeral),
+                int(record.healthy),
+                kept(record),
+                check_json(record.metadata, "metadata"),
+                check_json(record.metrics, "metrics"),
+                msgspec.json.encode(record.check) if record.check else "",
+                int(random.uniform(0, min(interval_ms, 5000))),  # checks of instances that start together are spread
+            )
+        except HeadgateError as error:
+            metrics.REGISTRATIONS.labels(error.code).inc()
+            raise
+        metrics.REGISTRATIONS.labels("ok").inc()
+        revision, number = (int(part) for part in cast("list[bytes]", reply))
+        return Registered(record.instance_id, revision, number, ttl_seconds)
+
+    async def _note(self, thing: Thing) -> None:
+        """Tell the index that a service exists, before it is written; used again, it is noted again now and then."""
+        if len(self._noted) > 10_000:
+            self._noted.clear()
+        await self.index.put(thing, SWEEP_IN_MS)
+        self._noted[thing] = monotonic()
+
+    async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
+        look = await self.look(thing)
+        return Snapshot(look.instances, look.revision, look.epoch)
+
+
+def _json(value: Json | None, field: str) -> Arg:
+    return "" if value is None else check_json(value, field)
+
+
+def _flag(value: bool | msgspec.UnsetType | None) -> Arg:
+    return "" if value is msgspec.UNSET else "-" if value is None else int(bool(value))
+
+
+def _weight(value: float | msgspec.UnsetType | None) -> Arg:
+    if isinstance(value, msgspec.UnsetType):
+        return ""
+    return "-" if value is None else repr(float(value))

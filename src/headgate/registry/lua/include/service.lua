@@ -1,0 +1,87 @@
+--- One service: how an instance's state is written, what others are told of it, how it is taken out, and when expiry
+--- must be held back.
+---
+--- A state is `registration ttl ephemeral reported checked lapsed nonce`, an override `enabled weight drain evicted_until`
+--- with - for what the operator leaves to the instance. The last heartbeat is the deadline less the ttl.
+--@include feed
+local AWAY_MS = 6000
+local LONG_AWAY_MS = 600000
+local NO_OVERRIDE = '- - - 0'
+
+local function open_service(meta, context, lease_ms)
+  local saved = redis.call('HMGET', meta, 'ttl', 'visited', 'protection', 'protected_until')
+  local ttl = tonumber(saved[1] or lease_ms)
+  local thing = open_thing(meta, context, ttl)
+  thing.ttl, thing.visited = ttl, tonumber(saved[2] or 0)
+  thing.protection, thing.protected_until = saved[3] or 'auto', tonumber(saved[4] or 0)
+  -- The store was away, or lost its last writes: whoever lives has one lease to say so.
+  thing.away = thing.visited > 0 and thing.now - thing.visited > AWAY_MS
+  if thing.state == 'uncertain' then
+    thing.hold, thing.holding = math.max(thing.hold, thing.now + ttl), true
+  end
+  return thing
+end
+
+local function mass_late(thing, deadlines, from, share)
+  local total = redis.call('ZCARD', deadlines)
+  if thing.protection == 'off' or total < from then
+    return false
+  end
+  -- Who has a third of the lease left has missed a heartbeat: deaths at one moment are seen before the first is due.
+  return redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now + thing.ttl / 3)) > total * share
+end
+
+local function held(thing, deadlines, from, share)
+  return thing.holding or thing.protected_until > 0 or mass_late(thing, deadlines, from, share)
+    or (thing.away and thing.now - thing.visited < LONG_AWAY_MS)
+end
+
+local function read_state(text)
+  if not text then
+    return nil
+  end
+  local registration, ttl, ephemeral, reported, checked, lapsed, nonce =
+    string.match(text, '^(%d+) (%d+) (%d) (%d) (%d) (%d) (%S+)$')
+  return {
+    registration = registration, ttl = tonumber(ttl), ephemeral = ephemeral, reported = reported, checked = checked,
+    lapsed = lapsed, nonce = nonce,
+  }
+end
+
+local function write_state(service, id, state)
+  redis.call('HSET', service.states, id, table.concat({state.registration, text_of(state.ttl), state.ephemeral,
+    state.reported, state.checked, state.lapsed, state.nonce}, ' '))
+end
+
+local function read_override(text)
+  local enabled, weight, drain, evicted_until = string.match(text or NO_OVERRIDE, '^(%S+) (%S+) (%S+) (%d+)$')
+  return {enabled = enabled, weight = weight, drain = drain, evicted_until = tonumber(evicted_until)}
+end
+
+local function view(service, id)
+  return table.concat({
+    '{"record":', redis.call('HGET', service.records, id), ',"metadata":', redis.call('HGET', service.metadata, id),
+    ',"metrics":', redis.call('HGET', service.metrics, id) or '{}',
+    ',"state":"', redis.call('HGET', service.states, id),
+    '","override":"', redis.call('HGET', service.overrides, id) or NO_OVERRIDE,
+    '","check":', redis.call('HGET', service.checks, id) or 'null',
+    ',"deadline":', redis.call('ZSCORE', service.deadlines, id) or '0', '}',
+  })
+end
+
+local function told(thing, service, history, id)
+  return change(thing, service.changes, history, 'put', id, view(service, id))
+end
+
+local function bury(thing, service, history, id, reason, keep_ms)
+  local last = view(service, id)
+  for _, part in ipairs({'records', 'metadata', 'metrics', 'states', 'checks', 'trials'}) do
+    redis.call('HDEL', service[part], id)
+  end
+  redis.call('ZREM', service.deadlines, id)
+  redis.call('ZREM', service.due, id)
+  if redis.call('HEXISTS', service.overrides, id) == 1 then
+    redis.call('ZADD', service.memory, text_of(thing.now + keep_ms), id)
+  end
+  return change(thing, service.changes, history, 'removed', id, '{"reason":"' .. reason .. '","last":' .. last .. '}')
+end

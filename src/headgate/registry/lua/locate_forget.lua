@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+--- Forget where instances were: the named ones, and those not noted for long.
+--- KEYS     1 places (hash id -> service)   2 seen (zset id -> ms)
+--- ARGV     1 keep_ms   2 most   3.. ids
+--- RETURNS  how many were forgotten
+--- AGAIN    same answer: what is forgotten stays so
+--@include server_time
+--@include text_of
+local places, seen = KEYS[1], KEYS[2]
+local keep_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
+
+local function forget(id)
+  redis.call('HDEL', places, id)
+  return redis.call('ZREM', seen, id)
+end
+local forgotten = 0
+for i = 3, #ARGV do
+  forgotten = forgotten + forget(ARGV[i])
+end
+local before = text_of(server_time() - keep_ms)
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', before, 'LIMIT', 0, most)) do
+  forgotten = forgotten + forget(id)
+end
+return forgotten

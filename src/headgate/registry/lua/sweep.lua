@@ -1,0 +1,103 @@
+#!lua flags=allow-oom
+--- Take out whose lease has ended, unless too many are late at once or the store itself was away; persistent ones are
+--- only marked.
+--- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
+---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
+---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
+---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
+--- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most   6 from   7 share   8 history_ms
+--- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change
+--- AGAIN    same answer: what is gone stays gone
+--@include clock
+--@include service
+local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local most, from, share, history_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local service = {
+  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
+  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+}
+local VISIT_MS = 2000
+local DRAIN_SHARE = 0.1
+
+local thing = open_service(meta, context, lease_ms)
+if thing.state == 'new' then
+  return {'gone', -1, 0, 0}
+end
+if thing.away and not thing.holding then
+  thing.hold, thing.holding = math.max(thing.hold, thing.now + thing.ttl), true
+end
+
+local overdue = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
+local allowed, word = most, 'swept'
+if overdue == 0 then
+  thing.protected_until = mass_late(thing, deadlines, from, share) and thing.protected_until or 0
+elseif thing.holding then
+  allowed, word = 0, 'held'
+elseif (thing.protected_until > 0 and thing.now >= thing.protected_until)
+  or mass_late(thing, deadlines, from, share) then
+  word = 'protected'
+  if thing.protected_until == 0 then
+    thing.protected_until, allowed = thing.now + thing.ttl, 0
+    redis.call('HSET', meta, 'draining', '0')
+  elseif thing.now < thing.protected_until then
+    allowed = 0
+  else
+    -- Nobody came back in a whole lease: let them go, a tenth a second.
+    local draining = tonumber(redis.call('HGET', meta, 'draining') or 0)
+    if draining == 0 then
+      draining = overdue
+      redis.call('HSET', meta, 'draining', text_of(draining), 'drained', text_of(thing.now - 1000))
+    end
+    local since = thing.now - tonumber(redis.call('HGET', meta, 'drained'))
+    allowed = math.min(most, math.floor(math.max(1, draining * DRAIN_SHARE) * math.min(since, 2000) / 1000))
+    if allowed > 0 then
+      redis.call('HSET', meta, 'drained', text_of(thing.now))
+    end
+  end
+else
+  thing.protected_until = 0
+end
+
+local reply = {word, 0, 0, 0}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', text_of(thing.now), 'LIMIT', 0, allowed)) do
+  local state = read_state(redis.call('HGET', states, id))
+  local kind = 'removed'
+  if state.ephemeral == '1' then
+    bury(thing, service, history, id, 'expired', keep_ms)
+  else
+    kind = 'put'
+    redis.call('ZREM', deadlines, id)
+    state.lapsed = '1'
+    write_state(service, id, state)
+    told(thing, service, history, id)
+  end
+  reply[#reply + 1] = id
+  reply[#reply + 1] = kind
+end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', memory, '-inf', text_of(thing.now), 'LIMIT', 0, most)) do
+  redis.call('ZREM', memory, id)
+  if redis.call('HEXISTS', states, id) == 0 then
+    redis.call('HDEL', overrides, id)
+  end
+end
+
+local instances = redis.call('HLEN', states)
+local first = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')
+if instances == 0 and redis.call('HLEN', overrides) == 0 and thing.now - revision_of(thing) / 1000 > history_ms then
+  redis.call('UNLINK', meta, records, metadata, metrics, states, deadlines, overrides, memory, checks, trials, due,
+    changes)
+  return {'gone', -1, 0, 0}
+end
+redis.call('HSET', meta, 'visited', text_of(thing.now), 'protected_until', text_of(thing.protected_until))
+close_feed(thing, changes)
+local left = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
+local next_ms = math.min(history_ms, 60000)
+if left > 0 then
+  next_ms = word == 'swept' and 0 or 500
+elseif first[2] then
+  next_ms = math.max(20, math.min(tonumber(first[2]) - thing.now, VISIT_MS))
+end
+reply[2], reply[3], reply[4] = math.floor(next_ms), instances, left
+return reply

@@ -1,0 +1,249 @@
+"""What an instance is, as it registers itself and as others see it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from headgate.kit.http import Wire
+from headgate.kit.ids import display_text, member_id, new_ulid, thing_name
+from headgate.kit.problems import HeadgateError, InvalidRequest
+
+MOST_JSON: Final = 16_384
+MOST_DEPTH: Final = 16
+MOST_NAME: Final = 255
+SHORTEST_TTL: Final = 1.0
+LONGEST_TTL: Final = 86_400.0
+Json = dict[str, object]
+
+
+class UnknownInstance(HeadgateError):
+    """This instance is not registered; register it again."""
+
+    code, status = "unknown_instance", 404
+
+
+class Superseded(HeadgateError):
+    """Another process has registered under this id since; this one must not speak for it any more."""
+
+    code, status = "superseded", 409
+
+
+class Evicted(HeadgateError):
+    """An operator has evicted this instance; it may not register until the time given has passed."""
+
+    code, status = "evicted", 409
+
+
+class ServiceFull(HeadgateError):
+    """This service has as many instances as it may have."""
+
+    code, status = "service_full", 429
+
+
+class CheckKind(StrEnum):
+    """How a health check asks."""
+
+    HTTP = "http"
+    TCP = "tcp"
+    GRPC = "grpc"
+    WEBSOCKET = "websocket"
+
+
+class Check(Wire, frozen=True):
+    """A health check that workers make."""
+
+    kind: CheckKind
+    url: str | None = None
+    port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
+    interval_seconds: Annotated[float, Meta(ge=0.5, le=3600)] = 10.0
+    timeout_seconds: Annotated[float, Meta(gt=0, le=60)] = 2.0
+    rise: Annotated[int, Meta(ge=1, le=100)] = 2
+    fall: Annotated[int, Meta(ge=1, le=100)] = 3
+    remove_after_seconds: Annotated[float, Meta(ge=1)] | None = None
+
+
+class Record(Wire, frozen=True, omit_defaults=True):
+    """What an instance says of itself when it registers."""
+
+    type: str
+    group: str = "default"
+    instance_id: str = ""
+    hostname: str = ""
+    public_ip: str = ""
+    private_ip: str = ""
+    port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    protocol: str = ""
+    weight: Annotated[float, Meta(ge=0, le=1_000_000)] = 1.0
+    enabled: bool = True
+    ephemeral: bool = True
+    healthy: bool = True
+    system_info: Json = {}
+    metadata: Json = {}
+    metrics: Json = {}
+    performance: Json = {}
+    ttl_seconds: float | None = None
+    check: Check | None = None
+
+    def checked(self) -> Record:
+        """Refuse what cannot be kept, and fill in what was left out."""
+        thing_name(self.type, "type")
+        thing_name(self.group, "group")
+        instance_id = member_id(self.instance_id, "instanceId") if self.instance_id else new_ulid()
+        texts = (("hostname", self.hostname), ("publicIp", self.public_ip), ("privateIp", self.private_ip))
+        for field, value in (*texts, ("protocol", self.protocol)):
+            if value:
+                display_text(value, field, MOST_NAME)
+        if self.metrics and self.performance and self.metrics != self.performance:
+            raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
+        if self.ttl_seconds is not None and not SHORTEST_TTL <= self.ttl_seconds <= LONGEST_TTL:
+            raise InvalidRequest(f"ttlSeconds must be {SHORTEST_TTL:g} to {LONGEST_TTL:g}.", field="ttlSeconds")
+        if self.check is not None and self.check.url is not None and self.check.kind in (CheckKind.TCP, CheckKind.GRPC):
+            raise InvalidRequest("Only http and websocket checks take a url.", field="check.url")
+        for name in ("system_info", "metadata", "metrics", "performance"):
+            check_json(getattr(self, name), name)
+        metrics = self.metrics or self.performance
+        return msgspec.structs.replace(self, instance_id=instance_id, metrics=metrics, performance={})
+
+
+class Override(Wire, frozen=True, omit_defaults=True):
+    """What an operator decided for an instance; None leaves it to the instance."""
+
+    enabled: bool | None = None
+    weight: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    drain: bool | None = None
+
+
+class OverrideChange(Wire, frozen=True):
+    """A change of an override: what is absent stays, null gives it back to the instance."""
+
+    enabled: bool | UnsetType | None = UNSET
+    weight: Annotated[float, Meta(ge=0, le=1000000)] | UnsetType | None = UNSET
+    drain: bool | UnsetType | None = UNSET
+
+
+class Instance(msgspec.Struct, frozen=True, rename="camel"):
+    """An instance as others see it: its record under the operator's override, and how it is now."""
+
+    instance_id: str
+    type: str
+    group: str
+    hostname: str = ""
+    public_ip: str = ""
+    private_ip: str = ""
+    port: int | None = None
+    protocol: str = ""
+    weight: float = 1.0
+    enabled: bool = True
+    ephemeral: bool = True
+    healthy: bool = True
+    draining: bool = False
+    suspect: bool = False
+    system_info: Json = {}
+    metadata: Json = {}
+    metrics: Json = {}
+    performance: Json = {}
+    last_heartbeat: str = ""
+    ttl_seconds: float = 30.0
+    registration: int = 0
+    check: Check | None = None
+    override: Override | None = None
+
+    @property
+    def available(self) -> bool:
+        """Tell whether traffic may go there: healthy, enabled and not draining."""
+        return self.healthy and self.enabled and not self.draining
+
+    @property
+    def address(self) -> str:
+        """Give the address to reach it at from inside: privateIp, else publicIp, else hostname."""
+        return self.private_ip or self.public_ip or self.hostname
+
+
+class Registered(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to a registration."""
+
+    instance_id: str
+    revision: int
+    registration: int
+    ttl_seconds: float
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """One heartbeat; what is present says how much it renews."""
+
+    instance_id: str
+    metrics: Json | None = None
+    metadata: Json | None = None
+    healthy: bool | None = None
+    registration: int | None = None
+
+
+class Protection(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether expiry is being held back in a service, and why."""
+
+    mode: str
+    active: bool
+    until: str | None = None
+    suspects: int = 0
+
+
+class Listing(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to a discovery: a consistent set at one revision."""
+
+    instances: list[Instance]
+    revision: int
+    epoch: str
+    stale: bool = False
+    revisions: dict[str, int] | None = None
+    cursor: str | None = None
+
+
+class ServiceSummary(msgspec.Struct, frozen=True, rename="camel"):
+    """One service in a list of them."""
+
+    type: str
+    group: str
+    instances: int
+    healthy: int
+    revision: int
+    protection: Protection
+
+
+class Change(msgspec.Struct, frozen=True, rename="camel"):
+    """What a listener is told: put, removed or stale, with the instance as it is (or last was)."""
+
+    kind: str
+    instance: Instance
+    revision: int
+    reason: str | None = None
+
+
+def check_json(value: Json, field: str) -> bytes:
+    """Write a JSON object, if it is one that we keep."""
+    try:
+        text = msgspec.json.encode(value, order="deterministic")
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{field} holds something that JSON cannot: {error}.", field=field) from error
+    if len(text) > MOST_JSON:
+        raise InvalidRequest(f"{field} has {len(text)} bytes; {MOST_JSON} is the most.", field=field)
+    if _depth(value) > MOST_DEPTH:
+        raise InvalidRequest(f"{field} is nested deeper than {MOST_DEPTH}.", field=field)
+    return text
+
+
+def iso(ms: float) -> str:
+    """Write a time as ISO-8601 in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _depth(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    return 0

@@ -1,0 +1,106 @@
+"""The sweep: whoever's lease has ended is taken out, once, whichever worker looks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+import msgspec
+import structlog
+
+from headgate.kit.life import Job
+from headgate.registry import metrics
+from headgate.registry.instances import Registry
+from headgate.store import Claim, Thing, script
+
+SWEEP = script(__package__, "sweep")
+MOST: Final = 200
+AT_ONCE: Final = 64
+EVERY_SECONDS: Final = 0.25
+
+log = structlog.get_logger()
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What one visit to a service did."""
+
+    word: str
+    next_ms: int
+    instances: int
+    suspects: int
+    removed: list[str]
+    marked: list[str]
+
+
+class Sweeper:
+    """Visits the services that are due."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._protected: set[Thing] = set()
+
+    async def step(self) -> None:
+        """Visit all services that are due now."""
+        while claims := await self._registry.index.claim(AT_ONCE):
+            await asyncio.gather(*(self._visit(claim) for claim in claims))
+            if len(claims) < AT_ONCE:
+                return
+
+    async def sweep(self, thing: Thing) -> Swept:
+        """Visit one service."""
+        settings = self._registry.settings
+        reply = cast(
+            "list[bytes | int]",
+            await self._registry.store.run(
+                SWEEP,
+                thing,
+                settings.lease_ms,
+                settings.history,
+                int(settings.override_seconds * 1000),
+                MOST,
+                settings.protect_from,
+                settings.protect_share,
+                int(settings.history_seconds * 1000),
+            ),
+        )
+        word, next_ms, instances, suspects = cast("tuple[bytes, int, int, int]", tuple(reply[:4]))
+        ended: dict[bytes, list[str]] = {b"removed": [], b"put": []}
+        for id_, kind in zip(cast("list[bytes]", reply[4::2]), cast("list[bytes]", reply[5::2]), strict=True):
+            ended[kind].append(id_.decode())
+        swept = Swept(word.decode(), next_ms, instances, suspects, ended[b"removed"], ended[b"put"])
+        self._measure(thing, swept)
+        if swept.removed:
+            log.info("instances expired", service=thing.name, namespace=thing.namespace, count=len(swept.removed))
+            await self._registry.directory.forget(thing.namespace, swept.removed)
+        return swept
+
+    async def _visit(self, claim: Claim) -> None:
+        swept = await self.sweep(claim.thing)
+        while swept.word == "swept" and swept.next_ms == 0:
+            swept = await self.sweep(claim.thing)
+        if swept.word == "gone":
+            await self._registry.index.forget(claim)
+        else:
+            await self._registry.index.done(claim, swept.next_ms)
+
+    def _measure(self, thing: Thing, swept: Swept) -> None:
+        name = f"{thing.namespace}/{thing.name}"
+        if swept.removed or swept.marked:
+            metrics.EXPIRATIONS.labels(name).inc(len(swept.removed) + len(swept.marked))
+        protected = swept.word == "protected"
+        if protected != (thing in self._protected):
+            (self._protected.add if protected else self._protected.discard)(thing)
+            metrics.PROTECTED.labels(name).set(int(protected))
+            log.warning(
+                "mass expiry held back" if protected else "mass expiry protection ended",
+                service=thing.name,
+                namespace=thing.namespace,
+                suspects=swept.suspects,
+            )
+        metrics.INSTANCES.labels(name, "live").set(swept.instances - swept.suspects)
+        metrics.INSTANCES.labels(name, "suspect").set(swept.suspects)
+
+
+def sweep_job(sweeper: Sweeper) -> Job:
+    """Sweep four times a second; services are visited when they are due."""
+    return Job("registry sweep", sweeper.step, EVERY_SECONDS)
