@@ -27,7 +27,8 @@ def operations() -> Iterator[Path]:
 def complaints(path: Path) -> Iterator[str]:
     """Say what is wrong with one file."""
     try:
-        header = Script(path).header
+        script = Script(path)
+        header = script.header
     except BrokenScript as error:
         yield str(error)
         return
@@ -50,11 +51,11 @@ def complaints(path: Path) -> Iterator[str]:
         extra = {index for index in named[table] if index > wanted}
         if missing or (extra and not (table == "ARGV" and header.variadic)):
             yield f"{path.name}: {table} {sorted(missing | extra)} do not match the header"
-    text = "\n".join(lines)
+    body = "\n".join(line for line in script.source.splitlines() if not line.startswith("---"))
     for code in header.refusals:
-        if code not in text.split("\n--- REFUSES", 1)[1].split("\n", 1)[1]:
+        if code not in body:
             yield f"{path.name}: {code} is promised under REFUSES but never refused"
-    if header.context and "--@include clock" not in text:
+    if header.context and "function open_thing" not in body:
         yield f"{path.name}: takes a context but does not include clock"
 
 
