@@ -87,6 +87,7 @@ class Life:
 async def run_jobs(jobs: Sequence[Job], quiet: asyncio.Event) -> None:
     """Run all jobs side by side until `quiet`; a step under way is finished, a lifelong one is cancelled."""
     async with asyncio.TaskGroup() as group:
+        group.create_task(quiet.wait())  # a process without jobs stays all the same
         for job in jobs:
             group.create_task(_repeat(job, quiet) if job.every_seconds else _keep(job, quiet), name=job.name)
 

@@ -75,7 +75,7 @@ class Embedded:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
         self.port = 0
-        self._password = ""
+        self.password = ""
         self._owner: IO[str] | None = None
         self._server: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.subprocess.Process | None = None
@@ -83,7 +83,7 @@ class Embedded:
     @property
     def url(self) -> str:
         """Where it is, with its password."""
-        return f"valkey://:{self._password}@{HOST}:{self.port}/0"
+        return f"valkey://:{self.password}@{HOST}:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -95,7 +95,7 @@ class Embedded:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owner = self._own()
-            self._password = self._lasting_password()
+            self.password = self._lasting_password()
         except OSError as error:
             self._disown()
             raise DirectoryUnusable(
@@ -121,7 +121,7 @@ class Embedded:
         inherited = await self._take_server_lock()
         try:
             self.port = self.port or self._free_port(self._last_port())
-            self._write("valkey.conf", _CONFIGURATION.format(host=HOST, port=self.port, password=self._password))
+            self._write("valkey.conf", _CONFIGURATION.format(host=HOST, port=self.port, password=self.password))
             self._write("port", str(self.port))
             with self._open_log() as output:
                 self._server = await asyncio.create_subprocess_exec(
@@ -169,7 +169,7 @@ class Embedded:
             async with asyncio.timeout(1):
                 reader, writer = await asyncio.open_connection(HOST, port)
                 try:
-                    writer.write(f"AUTH {self._password}\r\n{command}\r\n".encode())
+                    writer.write(f"AUTH {self.password}\r\n{command}\r\n".encode())
                     await writer.drain()
                     signed_in = await reader.readline()
                     return signed_in == b"+OK\r\n" and (await reader.readline()).startswith(expected.encode())

@@ -196,14 +196,17 @@ class _Send(Protocol):
 
 
 @asynccontextmanager
-async def open_store(settings: StoreSettings, *, wait_seconds: float = OPEN_SECONDS) -> AsyncIterator[Store]:
-    """Connect to the store the settings name; refuse one that would lose what we keep there."""
+async def open_store(
+    settings: StoreSettings, *, wait_seconds: float = OPEN_SECONDS, any_store: bool = False
+) -> AsyncIterator[Store]:
+    """Connect to the store the settings name; refuse one that would lose what we keep there, unless any will do."""
     address = parse_address(settings.url)
     errands = Errands()
     store = Store(address, settings, errands)
     try:
         await _wait_until_up(store, wait_seconds)
-        refuse_lossy(await store.facts(), address.kind, volatile=settings.volatile)
+        if not any_store:
+            refuse_lossy(await store.facts(), address.kind, volatile=settings.volatile)
         async with store.hints:
             yield store
     finally:

@@ -1,0 +1,181 @@
+"""`headgate doctor`: looks the store over, and says what to do about each finding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from headgate.cli import findings, output, whereabouts
+from headgate.cli.findings import Finding, Level
+from headgate.cli.settings import ClientSettings, DataSettings, Json, read_settings
+from headgate.kit.problems import HeadgateError
+from headgate.kit.settings import Configuration
+from headgate.store import Store, StoreSettings, acl, open_store
+from headgate.store.address import Kind, parse_address
+from headgate.store.contracts import operations
+from headgate.store.link import LinkLost, ServerError
+from headgate.store.script import Script
+from headgate.store.settings import EMBEDDED
+
+_PINGS = 50
+_SLOW_MS, _VERY_SLOW_MS = 10.0, 100.0
+
+
+class NoStore(HeadgateError):
+    """No store is named and no `up` runs here; give one with --store, or run `headgate up` in this directory."""
+
+    code = "no_store"
+
+
+async def doctor(
+    *,
+    store: Annotated[str | None, Parameter(name=["--store", "--url"])] = None,
+    acl: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+) -> int:
+    """Check the store: its version, persistence, memory policy, clock, latency, scripts, topology and replication.
+
+    Parameters
+    ----------
+    store
+        The store's URL; without it, the one of the settings or of the `up` running here.
+    acl
+        Print the least rights that each process needs there, as ACL rules, and check nothing.
+    json
+        Print JSON.
+    """
+    configuration = read_settings(store__url=("--store", store))
+    if acl:
+        _print_rights(configuration, as_json=json)
+        return 0
+    settings = msgspec.structs.replace(configuration[StoreSettings], url=_url(configuration))
+    found = [finding async for finding in _look_over(settings)]
+    if json:
+        output.as_json(found)
+    else:
+        marks = {Level.OK: "✓", Level.WARNING: "!", Level.PROBLEM: "✗"}
+        output.table(
+            ("", "check", "found", "what to do"),
+            [(marks[finding.level], finding.check, finding.found, finding.advice) for finding in found],
+        )
+    problems = sum(finding.level is Level.PROBLEM for finding in found)
+    warnings = sum(finding.level is Level.WARNING for finding in found)
+    output.say(f"headgate: {problems} problems, {warnings} warnings.")
+    return 1 if problems else 0
+
+
+def _url(configuration: Configuration) -> str:
+    url = configuration[StoreSettings].url
+    if url != EMBEDDED:
+        return url
+    asked = configuration[ClientSettings].url
+    if asked and not asked.startswith(("http://", "https://")):
+        return asked
+    up = whereabouts.find(configuration[DataSettings].directory)
+    if up is None:
+        raise NoStore
+    return up.store
+
+
+async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
+    address = parse_address(settings.url)
+    for finding in findings.access(address):
+        yield finding
+    try:
+        async with open_store(settings, any_store=True) as store:
+            nodes = await store.facts()
+            for node in nodes:
+                for finding in findings.of_node(node, address.kind, volatile=settings.volatile):
+                    yield finding
+            for finding in findings.clocks(nodes):
+                yield finding
+            for check in (_topology, _latency, _scripts):
+                async for finding in check(store):
+                    yield finding
+    except HeadgateError as error:
+        yield Finding(
+            Level.PROBLEM,
+            "connection",
+            error.detail,
+            "Check the URL, that the server runs, and that this machine may reach it with this user and password.",
+        )
+
+
+async def _topology(store: Store) -> AsyncIterator[Finding]:
+    primaries = await store.route.primaries()
+    kind = store.address.kind
+    if kind is not Kind.CLUSTER:
+        yield Finding(Level.OK, "topology", f"{kind}, primary {primaries[0].endpoint}")
+        return
+    try:
+        reply = await primaries[0].send(("CLUSTER", "INFO"), store.deadline())
+    except (ServerError, LinkLost) as error:
+        yield Finding(Level.OK, "topology", f"cluster with {len(primaries)} primaries; its state is not told ({error})")
+        return
+    info = dict(
+        line.split(":", 1) for line in bytes(reply if isinstance(reply, bytes) else b"").decode().split() if ":" in line
+    )
+    if info.get("cluster_state") == "ok":
+        yield Finding(Level.OK, "topology", f"cluster with {len(primaries)} primaries, all slots served")
+    else:
+        yield Finding(
+            Level.PROBLEM,
+            "topology",
+            f"the cluster's state is {info.get('cluster_state')}: {info.get('cluster_slots_ok')} of 16384 slots are served",
+            "Bring back or replace the nodes that failed, then run `valkey-cli --cluster check`.",
+        )
+
+
+async def _latency(store: Store) -> AsyncIterator[Finding]:
+    taken: list[float] = []
+    for _ in range(_PINGS):
+        started = perf_counter()
+        await store.ping()
+        taken.append((perf_counter() - started) * 1000)
+    taken.sort()
+    half, most = taken[len(taken) // 2], taken[int(len(taken) * 0.99)]
+    words = f"{half:.1f} ms, 99 of 100 within {most:.1f} ms"
+    if half > _SLOW_MS or most > _VERY_SLOW_MS:
+        yield Finding(
+            Level.WARNING,
+            "latency",
+            words,
+            "Put the store nearer, or look for slow commands there (`SLOWLOG GET`) and a busy disk.",
+        )
+    else:
+        yield Finding(Level.OK, "latency", words)
+
+
+async def _scripts(store: Store) -> AsyncIterator[Finding]:
+    scripts = [Script(path) for path in operations()]
+    for link in await store.route.primaries():
+        limit = asyncio.get_running_loop().time() + 10
+        for script in scripts:
+            try:
+                await link.send(("SCRIPT", "LOAD", script.source), limit)
+            except (ServerError, LinkLost) as error:
+                yield Finding(
+                    Level.PROBLEM,
+                    "scripts",
+                    f"{link.endpoint} does not take {script.name}.lua: {error}",
+                    "Give our user the rights that `headgate doctor --acl` prints.",
+                )
+                return
+    yield Finding(Level.OK, "scripts", f"all {len(scripts)} are accepted")
+
+
+def _print_rights(configuration: Configuration, *, as_json: bool) -> None:
+    prefix = configuration[StoreSettings].prefix
+    rights = {f"headgate-{process}": acl.rules(process, prefix) for process in acl.PACKAGES}
+    if as_json:
+        output.as_json(rights)
+        return
+    for user, rules in rights.items():
+        output.line(f"user {user} on >PASSWORD {rules}")
+    output.line(f"user headgate-sentinel on >PASSWORD {acl.sentinel_rules()}")
+    output.say("headgate: put your own passwords in; the last user is for the sentinels themselves, if you have them.")

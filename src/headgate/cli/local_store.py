@@ -1,0 +1,54 @@
+"""The store that `embedded` means here: the one of a running `up`, or one of our own for as long as we run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from headgate.cli import whereabouts
+from headgate.cli.settings import DataSettings
+from headgate.kit import logs
+from headgate.kit.problems import HeadgateError
+from headgate.kit.settings import Configuration
+from headgate.store import StoreSettings
+from headgate.store.embedded import Embedded
+from headgate.store.settings import EMBEDDED
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def local_store(configuration: Configuration, give_up: Callable[[], None]) -> AsyncIterator[str]:
+    """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called."""
+    url = configuration[StoreSettings].url
+    if url != EMBEDDED:
+        yield url
+        return
+    directory = configuration[DataSettings].directory
+    up = whereabouts.find(directory)
+    if up is not None:
+        yield up.store
+        return
+    async with Embedded(directory / "store") as embedded:
+        logs.hide(embedded.password)
+        keeping = asyncio.ensure_future(_keep(embedded, give_up))
+        try:
+            yield embedded.url
+        finally:
+            keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await keeping
+
+
+async def _keep(embedded: Embedded, give_up: Callable[[], None]) -> None:
+    while True:
+        log.error("the embedded store died, starting it again with its data", how=await embedded.died())
+        try:
+            await embedded.start()
+        except HeadgateError as error:
+            log.error("the embedded store cannot be started", error=error.detail)
+            give_up()
+            return

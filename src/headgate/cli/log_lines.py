@@ -1,0 +1,48 @@
+"""Log lines of child processes, shown with the child's name: readable on a terminal, untouched elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+import msgspec
+
+_COLORS = {"up": 36, "gateway": 32, "worker": 35, "relay": 33, "arena": 34}
+_LEVELS = {"debug": 2, "warning": 33, "error": 31}
+_WIDTH = 8
+
+
+def show(name: str, text: str) -> None:
+    """Print a child's line on stderr."""
+    said = _decoded(text)
+    if sys.stderr.isatty():
+        line = f"{_painted(f'{name:<{_WIDTH}}', _COLORS.get(name, 37))} {_readable(said) if said else text}"
+    elif said:
+        line = text
+    else:
+        line = msgspec.json.encode({"process": name, "event": text}).decode()
+    with suppress(OSError, ValueError):  # losing our own reader must not end what we keep running
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def _decoded(text: str) -> dict[str, object] | None:
+    if text.startswith("{"):
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text, type=dict[str, object])
+    return None
+
+
+def _readable(said: dict[str, object]) -> str:
+    level = str(said.pop("level", "info"))
+    time = str(said.pop("time", ""))[11:19]
+    event = said.pop("event", "")
+    said.pop("process", None)
+    trace = said.pop("exception", None)
+    keys = " ".join(f"{key}={value}" for key, value in said.items())
+    line = f"{time} {_painted(str(event), _LEVELS.get(level, 0))}{' ' if keys else ''}{_painted(keys, 2)}"
+    return f"{line}\n{trace}" if trace else line
+
+
+def _painted(text: str, color: int) -> str:
+    return f"\x1b[{color}m{text}\x1b[0m" if text and color else text

@@ -1,0 +1,110 @@
+"""`headgate serve …`: where the parts meet. The store is opened, the features are built on it, and handed to a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import msgspec
+import structlog
+from cyclopts import Parameter
+
+from headgate import __version__
+from headgate.cli import ports
+from headgate.cli.local_store import local_store
+from headgate.cli.settings import read_settings
+from headgate.kit import logs, traces
+from headgate.kit.http import Mount, Operation
+from headgate.kit.life import Job, Life, run_jobs
+from headgate.kit.logs import LogSettings
+from headgate.kit.operations import OperationsSettings, Ready, serve_operations
+from headgate.kit.problems import StoreUnavailable
+from headgate.kit.settings import DEFAULT, Configuration
+from headgate.kit.traces import TraceSettings
+from headgate.store import Store, StoreSettings, open_store
+
+log = structlog.get_logger()
+
+Leash = Annotated[bool, Parameter(show=False, negative=())]
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Everything the features offer: routes for a gateway, jobs for a worker."""
+
+    operations: list[Operation] = []
+    mounts: list[Mount] = []
+    jobs: list[Job] = []
+
+
+def assemble(store: Store, configuration: Configuration) -> Parts:
+    """Build every feature on an open store."""
+    return Parts()
+
+
+async def worker(*, store: str | None = None, ops_port: int | None = None, leash: Leash = False) -> int:
+    """Run promotion, sweeps, health checks and other due work; any number of workers may run.
+
+    Parameters
+    ----------
+    store
+        The store's URL.
+    ops_port
+        Port for probes and metrics.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
+    begin(configuration, "worker", leash=leash)
+    async with Life() as life, local_store(configuration, life.end) as url:
+        settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
+        async with open_store(settings) as opened:
+
+            async def why_not() -> str | None:
+                return "stopping" if life.quiet.is_set() else await store_trouble(opened)
+
+            async with listen_operations(configuration, why_not):
+                log.info("worker ready")
+                await life.run(run_jobs(assemble(opened, configuration).jobs, life.quiet))
+    traces.close()
+    return 0
+
+
+def begin(configuration: Configuration, process: str, *, leash: bool = False) -> None:
+    """Set up what every process has: logs that know the secrets, traces, and the leash."""
+    logs.configure(configuration[LogSettings], process)
+    logs.hide(*configuration.secrets())
+    traces.configure(configuration[TraceSettings], process, __version__)
+    if leash:
+        threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
+
+
+async def store_trouble(store: Store) -> str | None:
+    """Say why the store cannot be used now; None if it can."""
+    try:
+        await store.ping()
+    except StoreUnavailable as error:
+        return error.detail
+    return None
+
+
+@asynccontextmanager
+async def listen_operations(configuration: Configuration, ready: Ready) -> AsyncIterator[int]:
+    """Serve probes and metrics; the default port gives way to a free one, a chosen one does not."""
+    settings = configuration[OperationsSettings]
+    port = settings.port
+    if configuration.origin("ops.port") == DEFAULT and ports.trouble(settings.host, port) is not None:
+        port = 0
+    ports.refuse_taken(settings.host, port, "--ops-port")
+    async with serve_operations(port, ready, host=settings.host) as taken:
+        log.info("probes and metrics", port=taken)
+        yield taken
+
+
+def _stop_at_end_of_stdin() -> None:
+    while os.read(0, 1024):  # not sys.stdin: a thread that waits in there would hold its lock at exit
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,186 @@
+"""`headgate up`: the five-minute trial, everything on this machine with its data kept beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from headgate.cli import output
+from headgate.cli.children import Child, Running, keep_all, wait_until_ready
+from headgate.cli.local_store import local_store
+from headgate.cli.log_lines import show
+from headgate.cli.ports import free_port, refuse_taken
+from headgate.cli.settings import DataSettings, Json, read_settings
+from headgate.cli.whereabouts import Whereabouts, forget, remember
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit import logs
+from headgate.kit.life import Life
+from headgate.kit.logs import LogSettings
+from headgate.kit.problems import HeadgateError
+from headgate.kit.settings import DEFAULT, Configuration, Settings, spellings
+from headgate.store import StoreSettings
+from headgate.store.embedded import DirectoryUnusable
+from headgate.waiting_room.signing import SigningKeys
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What `up` was asked for, worked out."""
+
+    host: str
+    port: int
+    directory: Path
+    token: str
+    demo: bool
+
+    @property
+    def gateway(self) -> str:
+        """The gateway's address."""
+        return f"http://{self.host}:{self.port}"
+
+
+def children(plan: Plan) -> list[Child]:
+    """List the processes that `up` runs, in the order in which they are started."""
+    return [
+        Child("gateway", ("serve", "gateway", "--port", str(plan.port)), free_port()),
+        Child("worker", ("serve", "worker"), free_port()),
+    ]
+
+
+async def up(
+    *,
+    port: int | None = None,
+    data: Path | None = None,
+    demo: Annotated[bool, Parameter(negative="--no-demo")] = True,
+    json: Json = False,
+) -> int:
+    """Start everything here: an embedded Valkey, a gateway, a worker, and something to look at.
+
+    Parameters
+    ----------
+    port
+        Port of the gateway (8080 unless set); the next two are for the other listeners.
+    data
+        Directory of the data, the admin token and the signing keys (.headgate unless set).
+    demo
+        Also run the demonstration.
+    json
+        When all is ready, print one line of JSON with the addresses and the token.
+    """
+    configuration = read_settings(gateway__port=("--port", port), data__directory=("--data", data))
+    logs.configure(configuration[LogSettings], "up")
+    logs.hide(*configuration.secrets())
+    plan = _plan(configuration, demo=demo)
+    refuse_taken(plan.host, plan.port, "--port")
+    async with Life() as life, local_store(configuration, life.end) as store_url:
+        environment = _environment(configuration, plan, store_url)
+        running = [Running(child, environment, show) for child in children(plan)]
+        whereabouts = Whereabouts(
+            gateway=plan.gateway, token=plan.token, store=store_url, console=f"{plan.gateway}/console"
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_announce(running, whereabouts, plan, life, as_json=json))
+                await keep_all(running, life.quiet)
+                life.end()
+        except* HeadgateError as errors:
+            raise _first(errors) from None
+        finally:
+            forget(plan.directory)
+    output.say("headgate: everything has stopped; the data is kept.")
+    return 0
+
+
+async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan, life: Life, *, as_json: bool) -> None:
+    """Say where everything is, once all of it is ready."""
+    ready = asyncio.ensure_future(wait_until_ready(running))
+    quiet = asyncio.ensure_future(life.quiet.wait())
+    try:
+        await asyncio.wait((ready, quiet), return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            return
+        await ready
+    finally:
+        for waiting in (ready, quiet):
+            waiting.cancel()
+    remember(plan.directory, whereabouts)
+    if as_json:
+        output.as_json(whereabouts)
+        return
+    output.table(
+        ("what", "where"),
+        [
+            ("gateway", whereabouts.gateway),
+            ("API documentation", f"{whereabouts.gateway}/docs"),
+            ("console", whereabouts.console),
+            *((child.child.name + " probes", f"http://127.0.0.1:{child.child.ops_port}/readyz") for child in running),
+            ("store", whereabouts.store),
+            ("admin token", f"{whereabouts.token}  (kept in {plan.directory / 'token'})"),
+        ],
+    )
+    output.say("headgate: everything is ready. Ctrl-C stops it.")
+
+
+def _plan(configuration: Configuration, *, demo: bool) -> Plan:
+    directory = configuration[DataSettings].directory
+    gateway = configuration[GatewaySettings]
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = gateway.admin_token or _kept(directory / "token", lambda: f"hg_{secrets.token_urlsafe(32)}")
+        if not gateway.signing_keys:
+            _kept(directory / "signing-keys.json", SigningKeys.generate)
+    except OSError as error:
+        raise DirectoryUnusable(
+            f"{directory} cannot be used for data ({error.strerror}); choose another directory with --data."
+        ) from error
+    logs.hide(token)
+    return Plan(host=gateway.host, port=gateway.port or free_port(), directory=directory, token=token, demo=demo)
+
+
+def _environment(configuration: Configuration, plan: Plan, store_url: str) -> dict[str, str]:
+    """Make the environment of the children: ours, with what `up` decides in the place of what was said."""
+    decided: dict[tuple[type[Settings], str], str] = {
+        (StoreSettings, "url"): store_url,
+        (GatewaySettings, "host"): plan.host,
+        (GatewaySettings, "stop_seconds"): "2",
+    }
+    if configuration.origin("gateway.trusted_proxies") == DEFAULT:
+        decided[GatewaySettings, "trusted_proxies"] = "127.0.0.1,::1"
+    if configuration.origin("log.format") == DEFAULT:
+        decided[LogSettings, "format"] = "json"
+    environment = dict(os.environ)
+    for (kind, name), value in decided.items():
+        for spelling in spellings(kind, name):
+            environment.pop(spelling, None)
+        environment[spellings(kind, name)[-1]] = value
+    for name, file in (("admin_token", "token"), ("signing_keys", "signing-keys.json")):
+        if configuration.origin(f"gateway.{name}") == DEFAULT:
+            environment[f"HEADGATE_{name.upper()}_FILE"] = str((plan.directory / file).absolute())
+    return environment
+
+
+def _kept(file: Path, make: Callable[[], str]) -> str:
+    """Read a secret that only we may read, made on the first start."""
+    if not file.exists():
+        with (
+            suppress(FileExistsError),
+            os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+        ):
+            new.write(f"{make()}\n")
+    return file.read_text().strip()
+
+
+def _first(errors: ExceptionGroup[HeadgateError]) -> HeadgateError:
+    """Take one out of a group of errors; what follows from the first is of no use to a reader."""
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, HeadgateError)
+    return error

@@ -1,0 +1,53 @@
+"""Where a running `up` is, so that commands given in the same directory find it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_FILE = "up.json"
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """The addresses of what `up` runs, and the token that opens it; None is what does not run."""
+
+    gateway: str
+    console: str
+    token: str
+    store: str
+    arena: str | None = None
+    relay: str | None = None
+
+
+class _Remembered(msgspec.Struct, frozen=True):
+    pid: int
+    up: Whereabouts
+
+
+def remember(directory: Path, whereabouts: Whereabouts) -> None:
+    """Leave a note that only we may read."""
+    unfinished = directory / f"{_FILE}.new"
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(_Remembered(os.getpid(), whereabouts)))
+    unfinished.replace(directory / _FILE)
+
+
+def forget(directory: Path) -> None:
+    """Take the note away."""
+    (directory / _FILE).unlink(missing_ok=True)
+
+
+def find(directory: Path) -> Whereabouts | None:
+    """Find the `up` that runs on this directory; a note left by one that was killed does not count."""
+    try:
+        note = msgspec.json.decode((directory / _FILE).read_bytes(), type=_Remembered)
+    except (OSError, msgspec.DecodeError):
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(note.pid, 0)
+        return note.up
+    return None
