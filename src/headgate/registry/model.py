@@ -16,6 +16,7 @@ from headgate.kit.problems import HeadgateError, InvalidRequest
 MOST_JSON: Final = 16_384
 MOST_DEPTH: Final = 16
 MOST_NAME: Final = 255
+MOST_NUMBER: Final = 2**64
 SHORTEST_TTL: Final = 1.0
 LONGEST_TTL: Final = 86_400.0
 Json = dict[str, object]
@@ -231,7 +232,7 @@ def check_json(value: Json, field: str) -> bytes:
         raise InvalidRequest(f"{field} holds something that JSON cannot: {error}.", field=field) from error
     if len(text) > MOST_JSON:
         raise InvalidRequest(f"{field} has {len(text)} bytes; {MOST_JSON} is the most.", field=field)
-    if _depth(value) > MOST_DEPTH:
+    if _depth(value, field) > MOST_DEPTH:
         raise InvalidRequest(f"{field} is nested deeper than {MOST_DEPTH}.", field=field)
     return text
 
@@ -241,9 +242,12 @@ def iso(ms: float) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _depth(value: object) -> int:
+def _depth(value: object, field: str) -> int:
+    """Measure how deep a value is nested; numbers that only some languages can hold are refused on the way."""
     if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
+        return 1 + max((_depth(each, field) for each in value.values()), default=0)
     if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
+        return 1 + max((_depth(each, field) for each in value), default=0)
+    if isinstance(value, int) and abs(value) > MOST_NUMBER:
+        raise InvalidRequest(f"{field} holds a whole number of more than 64 bits.", field=field)
     return 0

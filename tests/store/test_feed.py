@@ -1,0 +1,276 @@
+"""Watching a thing: ordered, unique, gap-free, resumable, bookmarked, and honest about what is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headgate.registry.instances import Registry
+from headgate.registry.model import Instance, Record
+from headgate.registry.settings import RegistrySettings
+from headgate.store import Store, StoreSettings, Thing, open_store
+from headgate.store.feed import Bookmark, Change, Notice, Snapshot
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+class Watcher:
+    """Follows a service and checks every promise as it goes."""
+
+    def __init__(self, registry: Registry, thing: Thing) -> None:
+        self.registry, self.thing = registry, thing
+        self.members: dict[str, int] = {}
+        self.position: int | None = None
+        self.seen: list[Change] = []
+        self.notices: list[Notice[Instance]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        async for notice in self.registry.feed.watch(self.thing, self.position):
+            self.notices.append(notice)
+            match notice:
+                case Snapshot():
+                    self.members = {item.instance_id: 0 for item in notice.items}
+                    self.position = notice.revision
+                case Change():
+                    assert self.position is not None
+                    assert notice.revision > self.position, "ordered and unique"
+                    self.position = notice.revision
+                    self.seen.append(notice)
+                    if notice.kind == "put":
+                        self.members[notice.member] = notice.revision
+                    else:
+                        assert notice.member in self.members, "nobody leaves who was never there"
+                        del self.members[notice.member]
+                case Bookmark():
+                    assert notice.revision == self.position
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self.follow())
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def kinds(self) -> list[str]:
+        return [type(notice).__name__ for notice in self.notices]
+
+
+async def put(registry: Registry, name: str, host: str = "h") -> None:
+    await registry.register("default", Record(type="game", group="g", instance_id=name, hostname=host))
+
+
+async def take(registry: Registry, name: str) -> None:
+    await registry.remove("default", "game", "g", name)
+
+
+@pytest.fixture
+async def registry(store: Store) -> Registry:
+    return Registry(store, RegistrySettings(history=100))
+
+
+@pytest.fixture
+async def watcher(registry: Registry) -> AsyncIterator[Watcher]:
+    made = Watcher(registry, registry.service("default", "game", "g"))
+    yield made
+    if made._task is not None:
+        await made.stop()
+
+
+async def test_the_present_state_then_every_change(registry: Registry, watcher: Watcher) -> None:
+    await put(registry, "a")
+    watcher.start()
+    await eventually(lambda: len(watcher.notices) == 2)
+    assert watcher.kinds() == ["Snapshot", "Bookmark"]
+    await put(registry, "b")
+    await take(registry, "a")
+    await eventually(lambda: len(watcher.seen) == 2)
+    assert [(change.kind, change.member) for change in watcher.seen] == [("put", "b"), ("removed", "a")]
+
+
+async def test_a_service_that_does_not_exist_yet_is_watched_without_a_reset(
+    registry: Registry, watcher: Watcher
+) -> None:
+    watcher.start()
+    await eventually(lambda: len(watcher.notices) == 2)
+    await put(registry, "a")
+    await eventually(lambda: len(watcher.seen) == 1)
+    assert "Reset" not in watcher.kinds()
+
+
+async def test_a_hundred_changes_while_cut_off_come_in_order_once(registry: Registry, watcher: Watcher) -> None:
+    await put(registry, "a")
+    watcher.start()
+    await eventually(lambda: watcher.position is not None)
+    await watcher.stop()
+    for number in range(100):
+        await put(registry, "a", f"h{number}")
+    watcher.start()
+    await eventually(lambda: len(watcher.seen) >= 100)
+    hosts = [f'"hostname":"h{number}"'.encode() for number in range(100)]
+    assert len(watcher.seen) == 100
+    assert all(host in change.value for host, change in zip(hosts, watcher.seen, strict=True))
+    assert not {"Compacted", "Reset"} & set(watcher.kinds())
+
+
+async def test_cut_off_longer_than_the_history_says_compacted_and_ends_equal(
+    registry: Registry, watcher: Watcher
+) -> None:
+    await put(registry, "gone")
+    watcher.start()
+    await eventually(lambda: watcher.position is not None)
+    await watcher.stop()
+    await take(registry, "gone")
+    for number in range(1500):
+        await put(registry, "a", f"h{number}")
+    watcher.start()
+    await eventually(lambda: "Compacted" in watcher.kinds())
+    await eventually(lambda: set(watcher.members) == {"a"})
+    assert watcher.kinds()[2:] == ["Compacted", "Snapshot", "Bookmark"]
+
+
+async def test_a_removal_at_the_trim_boundary_is_never_skipped(registry: Registry, watcher: Watcher) -> None:
+    """Whatever position one resumes from, the outcome is the store's state: trimming hides no removal."""
+    positions = []
+    for number in range(400):
+        await put(registry, f"i{number % 7}", f"h{number}")
+        if number % 3 == 0:
+            await take(registry, f"i{number % 7}")
+        positions.append((await registry.discover("default", "game", "g")).revision)
+    look = {each.instance_id for each in (await registry.discover("default", "game", "g")).instances}
+    states: dict[int, set[str]] = {}
+    members: set[str] = set()
+    number = 0
+    for number, position in enumerate(positions):
+        members.add(f"i{number % 7}")
+        if number % 3 == 0:
+            members.discard(f"i{number % 7}")
+        states[position] = set(members)
+    for position in positions[::13]:
+        page = await registry.feed.read(watcher.thing, position, 2000)
+        if page.what == "compacted":
+            continue
+        known = set(states[position])
+        for change in page.changes:
+            (known.add if change.kind == "put" else known.discard)(change.member)
+        assert known == look
+
+
+async def test_one_reader_whatever_the_number_of_watchers(registry: Registry) -> None:
+    thing = registry.service("default", "game", "g")
+    watchers = [Watcher(registry, thing) for _ in range(50)]
+    for watcher in watchers:
+        watcher.start()
+    await eventually(lambda: all(watcher.position is not None for watcher in watchers))
+    assert (registry.feed.watchers, registry.feed.readers) == (50, 1)
+    await put(registry, "a")
+    await eventually(lambda: all(len(watcher.seen) == 1 for watcher in watchers))
+    await asyncio.gather(*(watcher.stop() for watcher in watchers))
+    assert (registry.feed.watchers, registry.feed.readers) == (0, 0)
+
+
+async def test_a_slow_watcher_delays_nobody_and_loses_nothing(store: Store, watcher: Watcher) -> None:
+    registry = watcher.registry = Registry(store)
+    slow = registry.feed.watch(watcher.thing)
+    assert isinstance(await anext(slow), Snapshot)
+    assert isinstance(await anext(slow), Bookmark)
+    watcher.start()
+    await eventually(lambda: watcher.position is not None)
+    await asyncio.gather(*(put(registry, f"i{number % 50}", f"h{number}") for number in range(5000)))
+    await eventually(lambda: set(watcher.members) == {f"i{number}" for number in range(50)}, 20)
+    await eventually(lambda: len(watcher.seen) == 5000, 20)
+    seen = [await anext(slow) for _ in range(5000)]
+    assert seen == watcher.seen
+    await slow.aclose()
+
+
+async def test_a_position_from_the_future_is_reset(registry: Registry, watcher: Watcher) -> None:
+    await put(registry, "a")
+    watcher.position = (await registry.discover("default", "game", "g")).revision + 10
+    watcher.start()
+    await eventually(lambda: set(watcher.members) == {"a"})
+    assert watcher.kinds()[0] == "Reset"
+
+
+async def test_a_flush_is_told_as_a_reset(registry: Registry, watcher: Watcher, store: Store) -> None:
+    await put(registry, "a")
+    await put(registry, "b")
+    watcher.start()
+    await eventually(lambda: watcher.position is not None)
+    for key in ("meta", "records", "metadata", "metrics", "states", "deadlines", "changes"):
+        await store.write(watcher.thing, "DEL", watcher.thing.key(key))
+    await put(registry, "a")
+    await eventually(lambda: set(watcher.members) == {"a"})
+    assert "Reset" in watcher.kinds()
+
+
+@pytest.mark.topology("standalone")
+async def test_a_restart_is_told_as_a_reset_and_nothing_is_missing(fresh_server: object) -> None:
+    server = fresh_server()  # type: ignore[operator]
+    assert isinstance(server, Topology)
+    async with open_store(StoreSettings(url=server.url, prefix="t")) as store:
+        registry = Registry(store)
+        watcher = Watcher(registry, registry.service("default", "game", "g"))
+        await put(registry, "a")
+        watcher.start()
+        await eventually(lambda: watcher.position is not None)
+        await server.fail_over()
+        await eventually(lambda: "Reset" in watcher.kinds(), 15)
+        await put(registry, "b")
+        await eventually(lambda: set(watcher.members) == {"a", "b"}, 10)
+        await watcher.stop()
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_histories_keep_every_promise_under_faults(seed: int) -> None:
+    """Writers, watchers that come and go, and a connection that is cut, delayed and silenced at random."""
+    chance = random.Random(seed)
+    with Standalone() as server:
+        async with (
+            FaultyProxy(server.node.port) as proxy,
+            open_store(StoreSettings(url=server.url, prefix="t")) as writing,
+            open_store(StoreSettings(url=proxy.url, prefix="t")) as reading,
+        ):
+            writer = Registry(writing, RegistrySettings(history=5000))
+            reader = Registry(reading, RegistrySettings(history=5000))
+            thing = writer.service("default", "game", "g")
+            watchers = [Watcher(reader, thing) for _ in range(8)]
+            for watcher in watchers:
+                watcher.start()
+            await eventually(lambda: all(watcher.position is not None for watcher in watchers))
+            for turn in range(300):
+                name = f"i{chance.randrange(12)}"
+                await (put(writer, name, f"h{turn}") if chance.random() < 0.6 else take(writer, name))
+                if chance.random() < 0.05:
+                    watcher = chance.choice(watchers)
+                    await watcher.stop()
+                    watcher.start()
+                if chance.random() < 0.03:
+                    proxy.cut()
+                if chance.random() < 0.02:
+                    proxy.blackhole()
+                    await asyncio.sleep(chance.random() / 5)
+                    proxy.heal()
+            truth = (await writer.feed.read(thing, 0, 10_000)).changes
+            end = truth[-1].revision
+
+            def settled() -> bool:
+                for watcher in watchers:
+                    assert watcher._task is not None
+                    if watcher._task.done():  # the connection broke under it: it resumes from where it was
+                        watcher._task.exception()
+                        watcher.start()
+                return all(watcher.position == end for watcher in watchers)
+
+            await eventually(settled, 20)
+            present = {each.instance_id for each in (await writer.discover("default", "game", "g")).instances}
+            for watcher in watchers:
+                assert watcher.seen == truth, "every change, in order, once, across all interruptions"
+                assert set(watcher.members) == present
+                await watcher.stop()

@@ -1,0 +1,385 @@
+"""What the registry promises, on a real store: registration, heartbeats, discovery, expiry, protection, overrides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+import pytest
+
+from headgate.kit.problems import InvalidRequest
+from headgate.registry.filters import parse_filters
+from headgate.registry.instances import Registry
+from headgate.registry.model import (
+    Beat,
+    Evicted,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceFull,
+    Superseded,
+    UnknownInstance,
+)
+from headgate.registry.settings import RegistrySettings
+from headgate.registry.sweep import Sweeper, Swept
+from headgate.store import Store, Thing
+
+pytestmark = pytest.mark.anyio
+NS = "default"
+
+
+def record(id_: str = "", **fields: object) -> Record:
+    return Record(type="game", group="kr-1", instance_id=id_, **fields)  # type: ignore[arg-type]
+
+
+async def add(registry: Registry, id_: str = "", **fields: object) -> Registered:
+    return await registry.register(NS, record(id_, **fields))
+
+
+async def beat(registry: Registry, id_: str, **fields: object) -> int:
+    return await registry.heartbeat(NS, "game", "kr-1", Beat(id_, **fields))  # type: ignore[arg-type]
+
+
+async def ids(registry: Registry, **choice: object) -> list[str]:
+    listing = await registry.discover(NS, "game", "kr-1", **choice)  # type: ignore[arg-type]
+    return sorted(instance.instance_id for instance in listing.instances)
+
+
+async def pass_time(store: Store, sweeper: Sweeper, thing: Thing, from_ms: int, to_ms: int) -> list[Swept]:
+    """Let time pass with a worker's visit every two seconds, as in a running system."""
+    visits = []
+    for ms in range(from_ms, to_ms + 1, 2000):
+        store.advance_clock(ms)
+        visits.append(await sweeper.sweep(thing))
+    return visits
+
+
+async def history(registry: Registry, thing: Thing) -> list[tuple[str, str]]:
+    return [(change.kind, change.member) for change in (await registry.feed.read(thing, 0)).changes]
+
+
+@pytest.fixture
+async def registry(store: Store) -> Registry:
+    return Registry(store)
+
+
+@pytest.fixture
+async def sweeper(registry: Registry) -> Sweeper:
+    return Sweeper(registry)
+
+
+@pytest.fixture
+async def game(registry: Registry) -> Thing:
+    return registry.service(NS, "game", "kr-1")
+
+
+async def test_a_registered_instance_is_found_with_everything_it_said(registry: Registry) -> None:
+    made = await add(
+        registry, hostname="g1", private_ip="10.0.0.5", port=7000, metadata={"v": "1"}, performance={"tps": 3, "s": "x"},
+        system_info={"cpu": 16},
+    )  # fmt: skip
+    assert len(made.instance_id) == 26
+    (found,) = (await registry.discover(NS, "game", "kr-1")).instances
+    assert found.metadata == {"v": "1"}
+    assert found.metrics == found.performance == {"tps": 3, "s": "x"}
+    assert (found.system_info, found.hostname, found.port) == ({"cpu": 16}, "g1", 7000)
+    assert found.last_heartbeat.endswith("Z")
+    assert found.available
+
+
+async def test_registering_the_same_again_makes_no_revision_but_a_new_registration(registry: Registry) -> None:
+    first = await add(registry, "a", hostname="h")
+    second = await add(registry, "a", hostname="h")
+    assert second.revision == first.revision
+    assert second.registration > first.registration
+    assert (await add(registry, "a", hostname="other")).revision > first.revision
+
+
+async def test_an_older_registration_may_neither_beat_nor_remove(registry: Registry) -> None:
+    old = await add(registry, "a")
+    new = await add(registry, "a")
+    with pytest.raises(Superseded):
+        await beat(registry, "a", registration=old.registration)
+    with pytest.raises(Superseded):
+        await registry.remove(NS, "game", "kr-1", "a", registration=old.registration)
+    assert await beat(registry, "a", registration=new.registration) == new.registration
+    assert await ids(registry) == ["a"]
+
+
+async def test_heartbeats_and_metrics_make_no_revision_and_metadata_does(registry: Registry, game: Thing) -> None:
+    made = await add(registry, "a", metadata={"v": 1})
+    await beat(registry, "a")
+    await beat(registry, "a", metrics={"load": 2})
+    listing = await registry.discover(NS, "game", "kr-1")
+    assert listing.revision == made.revision
+    assert listing.instances[0].metrics == {"load": 2}
+    await beat(registry, "a", metadata={"v": 1})
+    assert (await registry.discover(NS, "game", "kr-1")).revision == made.revision
+    await beat(registry, "a", metadata={"w": 2})
+    listing = await registry.discover(NS, "game", "kr-1")
+    assert listing.revision > made.revision
+    assert listing.instances[0].metadata == {"w": 2}
+    assert listing.instances[0].metrics == {"load": 2}
+    assert await history(registry, game) == [("put", "a"), ("put", "a")]
+
+
+async def test_a_heartbeat_with_the_record_registers_whoever_is_unknown(registry: Registry) -> None:
+    with pytest.raises(UnknownInstance):
+        await beat(registry, "a")
+    made = await registry.renew(NS, record("a", hostname="x"))
+    renewed = await registry.renew(NS, record("a", hostname="y"), made.registration)
+    assert renewed.registration == made.registration
+    assert (await registry.discover(NS, "game", "kr-1")).instances[0].hostname == "y"
+
+
+async def test_a_late_heartbeat_after_remove_stays_removed(registry: Registry) -> None:
+    made = await add(registry, "a")
+    assert await registry.remove(NS, "game", "kr-1", "a")
+    with pytest.raises(UnknownInstance):
+        await beat(registry, "a")
+    with pytest.raises(UnknownInstance):
+        await registry.renew(NS, record("a"), made.registration)
+    assert not await registry.remove(NS, "game", "kr-1", "a")
+    assert await ids(registry) == []
+
+
+async def test_the_dead_are_hidden_at_once_and_removed_with_one_event(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    await add(registry, "a")
+    await add(registry, "b", ttl_seconds=100)
+    store.advance_clock(30_500)
+    assert await ids(registry) == ["b"]
+    await asyncio.gather(*(sweeper.sweep(game) for _ in range(8)))
+    assert await history(registry, game) == [("put", "a"), ("put", "b"), ("removed", "a")]
+    with pytest.raises(UnknownInstance):
+        await beat(registry, "a")
+
+
+async def test_not_before_its_time_even_with_frequent_visits(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    await add(registry, "a")
+    visits = await pass_time(store, sweeper, game, 2000, 28_000)
+    assert not any(visit.removed for visit in visits)
+    visits = await pass_time(store, sweeper, game, 30_100, 30_100)
+    assert visits[0].removed == ["a"]
+
+
+async def test_a_persistent_instance_is_marked_and_comes_back_with_a_heartbeat(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    await add(registry, "a", ephemeral=False)
+    await sweeper.sweep(game)
+    await pass_time(store, sweeper, game, 2000, 32_000)
+    (found,) = (await registry.discover(NS, "game", "kr-1")).instances
+    assert not found.healthy
+    assert await ids(registry, healthy=True) == []
+    await pass_time(store, sweeper, game, 34_000, 70_000)
+    assert await history(registry, game) == [("put", "a"), ("put", "a")]
+    await beat(registry, "a")
+    assert await ids(registry, healthy=True) == ["a"]
+    assert len(await history(registry, game)) == 3
+
+
+async def test_after_an_absence_of_the_store_nobody_expires_for_one_lease(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for name in ("a", "b"):
+        await add(registry, name)
+    await sweeper.sweep(game)
+    store.advance_clock(180_000)
+    assert await ids(registry) == ["a", "b"], "nobody could beat while the store was away"
+    assert all(instance.suspect for instance in (await registry.discover(NS, "game", "kr-1")).instances)
+    assert (await sweeper.sweep(game)).word == "held"
+    await beat(registry, "a")
+    visits = await pass_time(store, sweeper, game, 182_000, 208_000)
+    assert not any(visit.removed for visit in visits)
+    await beat(registry, "a")
+    visits = await pass_time(store, sweeper, game, 210_500, 212_500)
+    assert [name for visit in visits for name in visit.removed] == ["b"]
+
+
+async def test_mass_expiry_is_held_then_let_go_slowly_and_leaves_by_itself(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for number in range(20):
+        await add(registry, f"i{number:02}")
+    await sweeper.sweep(game)
+    await pass_time(store, sweeper, game, 2000, 28_000)
+    (visit,) = await pass_time(store, sweeper, game, 30_500, 30_500)
+    assert (visit.word, visit.removed) == ("protected", [])
+    look = await registry.look(game)
+    assert look.protection.active
+    assert all(instance.suspect and instance.healthy for instance in look.instances)
+    assert len(look.instances) == 20
+    visits = await pass_time(store, sweeper, game, 32_000, 58_000)
+    assert not any(visit.removed for visit in visits)
+    for number in range(5):
+        await beat(registry, f"i{number:02}")
+    visits = await pass_time(store, sweeper, game, 60_600, 86_600)
+    removed = [len(visit.removed) for visit in visits]
+    assert max(removed) <= 4, "a tenth a second, visits are two seconds apart"
+    assert sum(removed) == 15
+    assert await ids(registry) == [f"i{number:02}" for number in range(5)]
+    assert not (await registry.look(game)).protection.active
+
+
+async def test_protection_ends_when_the_late_come_back(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    names = [f"i{number:02}" for number in range(10)]
+    for name in names:
+        await add(registry, name)
+    await pass_time(store, sweeper, game, 0, 28_000)
+    await pass_time(store, sweeper, game, 30_500, 30_500)
+    assert (await registry.look(game)).protection.active
+    for name in names[1:]:
+        await beat(registry, name)
+    (visit,) = await pass_time(store, sweeper, game, 32_500, 32_500)
+    assert visit.removed == [names[0]]
+    assert not (await registry.look(game)).protection.active
+
+
+async def test_an_operator_switches_protection_off(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for number in range(10):
+        await add(registry, f"i{number}")
+    await pass_time(store, sweeper, game, 0, 28_000)
+    await pass_time(store, sweeper, game, 30_500, 30_500)
+    await registry.protect(NS, "game", "kr-1", "off")
+    assert await ids(registry) == []
+    assert len((await sweeper.sweep(game)).removed) == 10
+
+
+async def test_clean_departures_and_small_services_trigger_no_protection(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for number in range(7):
+        await add(registry, f"i{number}")
+    await pass_time(store, sweeper, game, 0, 28_000)
+    (visit,) = await pass_time(store, sweeper, game, 30_500, 30_500)
+    assert (visit.word, len(visit.removed)) == ("swept", 7)
+
+
+async def test_overrides_survive_re_registration_and_departure(registry: Registry) -> None:
+    await add(registry, "a")
+    changed = await registry.override(NS, "game", "kr-1", "a", OverrideChange(enabled=False, weight=7))
+    assert (changed.enabled, changed.weight) == (False, 7)
+    await add(registry, "a", weight=2.0)
+    await registry.remove(NS, "game", "kr-1", "a")
+    await add(registry, "a", weight=2.0)
+    (found,) = (await registry.discover(NS, "game", "kr-1")).instances
+    assert (found.enabled, found.weight) == (False, 7)
+    changed = await registry.override(NS, "game", "kr-1", "a", OverrideChange(enabled=None, weight=None, drain=True))
+    assert (changed.enabled, changed.weight, changed.draining) == (True, 2.0, True)
+    assert await ids(registry, healthy=True) == []
+
+
+async def test_an_evicted_instance_may_not_register_until_its_time_is_over(store: Store, registry: Registry) -> None:
+    await add(registry, "a")
+    await registry.remove(NS, "game", "kr-1", "a", reason="evicted", evict_seconds=60)
+    with pytest.raises(Evicted, match="in 60 s"):
+        await add(registry, "a")
+    with pytest.raises(Evicted):
+        await registry.renew(NS, record("a"))
+    store.advance_clock(61_000)
+    await add(registry, "a")
+    assert await ids(registry) == ["a"]
+
+
+async def test_all_groups_of_a_type_and_other_namespaces_apart(registry: Registry) -> None:
+    for group in ("kr-1", "us-1"):
+        await registry.register(NS, Record(type="game", group=group, instance_id="a"))
+    await registry.register("other", Record(type="game", group="kr-1", instance_id="z"))
+    await registry.register(NS, Record(type="game2", group="kr-1", instance_id="y"))
+    listing = await registry.discover(NS, "game")
+    assert sorted(instance.group for instance in listing.instances) == ["kr-1", "us-1"]
+    assert set(listing.revisions or {}) == {"kr-1", "us-1"}
+    assert {(each.type, each.group) for each in await registry.services(NS)} == {
+        ("game", "kr-1"), ("game", "us-1"), ("game2", "kr-1"),
+    }  # fmt: skip
+
+
+async def test_filters_choose_in_the_store(registry: Registry) -> None:
+    await add(registry, "a", metadata={"v": 2, "tier": "gold"}, metrics={"load": 0.5})
+    await add(registry, "b", metadata={"v": 10}, metrics={"load": "high"})
+    for text, wanted in {
+        "metadata.v>9": ["b"], "metadata.tier!=gold": ["b"], "metadata.tier exists": ["a"], "metrics.load<1": ["a"],
+        "metadata.v in 2,3": ["a"], "performance.load==high": ["b"], "instanceId==b": ["b"],
+    }.items():  # fmt: skip
+        assert await ids(registry, filters=parse_filters([text])) == wanted, text
+    assert await ids(registry, filters=parse_filters(["metadata.v>1", "metadata.v<5"])) == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", "metadata", "x==1", "metadata.a = 1", "metadata.a in", "metadata.a exists 1"])
+def test_what_is_not_a_filter_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_filters([text])
+
+
+async def test_what_cannot_be_kept_is_refused(registry: Registry) -> None:
+    deep: dict[str, object] = {}
+    for _ in range(40):
+        deep = {"d": deep}
+    for bad in (
+        record("a b"), record("x" * 65), record("é"), record(metadata={"a": "x" * 20_000}), record(metadata=deep),
+        record(ttl_seconds=0.1), record(metrics={"a": 1 << 70}), msgspec.structs.replace(record(), type="a{b}"),
+        record(hostname="a\nb"), record(metrics={"a": 1}, performance={"a": 2}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest):
+            await registry.register(NS, bad)
+
+
+async def test_a_service_takes_no_more_than_its_limit(store: Store) -> None:
+    registry = Registry(store, RegistrySettings(most_instances=2))
+    for name in ("a", "b", "a"):
+        await add(registry, name)
+    with pytest.raises(ServiceFull):
+        await add(registry, "c")
+
+
+async def test_ten_thousand_comings_and_goings_leave_nothing(store: Store) -> None:
+    registry = Registry(store, RegistrySettings(history_seconds=1))
+    sweeper = Sweeper(registry)
+    game = registry.service(NS, "game", "kr-1")
+
+    async def come_and_go(number: int) -> None:
+        for turn in range(50):
+            name = f"i{number}-{turn}"
+            await add(registry, name)
+            await registry.remove(NS, "game", "kr-1", name)
+
+    await asyncio.gather(*(come_and_go(number) for number in range(200)))
+    store.advance_clock(5000)
+    await sweeper.step()
+    assert (await registry.feed.read(game, 0)).what == "new"
+    assert await registry.index.list(NS) == []
+    for key in ("meta", "records", "states", "deadlines", "changes", "overrides", "memory"):
+        assert await store.read(game, "EXISTS", game.key(key)) == 0, key
+    assert await registry.directory.find(NS, "i0-0") is None
+
+
+async def test_a_stepped_clock_kills_nobody_and_makes_nobody_immortal(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    await add(registry, "a")
+    await sweeper.sweep(game)
+    store.step_clock(60_000)
+    assert (await sweeper.sweep(game)).removed == []
+    assert await ids(registry) == ["a"]
+    store.step_clock(-60_000)
+    await beat(registry, "a")
+    assert await ids(registry) == ["a"]
+    (deadline,) = cast("list[bytes]", [await store.read(game, "ZSCORE", game.key("deadlines"), "a")])
+    look = await registry.look(game)
+    assert 0 < float(deadline) - look.now_ms <= 30_000, "the lease is still one lease long"
+
+
+async def test_heartbeats_know_the_service_from_the_id_alone(store: Store, registry: Registry) -> None:
+    await add(registry, "a")
+    assert await Registry(store).locate(NS, "a") == ("game", "kr-1")
+    with pytest.raises(UnknownInstance):
+        await registry.locate("other", "a")

@@ -1,0 +1,86 @@
+"""Filters choose the same instances in the store and in Python, whatever people write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.registry.filters import parse_filter, passes_all
+from headgate.registry.instances import Registry
+from headgate.registry.model import OverrideChange, Record
+from headgate.store import Store, StoreSettings, open_store
+from tests.topology import Topology
+
+WORDS = st.sampled_from(
+    ["1", "1.0", "1.5", "-2", "1e3", "true", "false", "null", "gold", "GOLD", "", "0x10", "nan", "inf", "10", "9"]
+)
+VALUES = st.one_of(
+    WORDS, st.booleans(), st.none(), st.sampled_from([1, 1.5, -2, 1000, 10, 9, 0, 2**53 + 1, 0.1, {}, [], ["gold"]]),
+    st.integers(-(2**63), 2**63), st.floats(allow_nan=False, allow_infinity=False),
+)  # fmt: skip
+KEYS = st.sampled_from(["a", "b", "a.b"])
+OBJECTS = st.dictionaries(KEYS, VALUES, max_size=3)
+FIELDS = st.one_of(
+    st.builds("{}.{}".format, st.sampled_from(["metadata", "metrics", "performance", "systemInfo"]), KEYS),
+    st.sampled_from(["weight", "enabled", "healthy", "draining", "hostname", "port", "instanceId", "ephemeral", "suspect"]),
+)  # fmt: skip
+FILTERS = st.one_of(
+    st.builds("{}{}{}".format, FIELDS, st.sampled_from(["==", "!=", ">", ">=", "<", "<="]), WORDS),
+    st.builds("{} in {}".format, FIELDS, st.lists(WORDS.filter(bool), min_size=1, max_size=3).map(",".join)),
+    FIELDS.map("{} exists".format),
+)
+RECORDS = st.builds(
+    Record,
+    type=st.just("game"), group=st.just("g"), hostname=st.sampled_from(["", "gold", "1"]), port=st.sampled_from([None, 9, 10]),
+    weight=st.sampled_from([0.0, 1.0, 1.5]), enabled=st.booleans(), healthy=st.booleans(), ephemeral=st.booleans(),
+    metadata=OBJECTS, metrics=OBJECTS, system_info=OBJECTS,
+)  # fmt: skip
+OVERRIDES = st.sampled_from([OverrideChange(), OverrideChange(weight=10.0), OverrideChange(enabled=False, drain=True)])
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as made:
+        yield made
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    records=st.lists(st.tuples(RECORDS, OVERRIDES), min_size=1, max_size=5),
+    filters=st.lists(FILTERS, min_size=1, max_size=3),
+    healthy=st.none() | st.booleans(),
+)
+def test_the_store_and_python_choose_alike(
+    server: Topology,
+    runner: asyncio.Runner,
+    records: list[tuple[Record, OverrideChange]],
+    filters: list[str],
+    healthy: bool | None,
+) -> None:
+    async def compare(store: Store) -> None:
+        registry = Registry(store)
+        for number, (record, override) in enumerate(records):
+            await registry.register("default", msgspec.structs.replace(record, instance_id=f"i{number}"))
+            if override != OverrideChange():
+                await registry.override("default", "game", "g", f"i{number}", override)
+        parsed = [parse_filter(text) for text in filters]
+        everyone = (await registry.discover("default", "game", "g")).instances
+        here = [
+            each for each in everyone
+            if passes_all(each, parsed) and (healthy is None or each.available == healthy)
+        ]  # fmt: skip
+        there = (await registry.discover("default", "game", "g", healthy=healthy, filters=parsed)).instances
+        assert sorted(each.instance_id for each in here) == sorted(each.instance_id for each in there)
+
+    async def main() -> None:
+        from secrets import token_hex
+
+        async with open_store(StoreSettings(url=server.url, prefix=f"t{token_hex(4)}")) as store:
+            await compare(store)
+
+    runner.run(main())
