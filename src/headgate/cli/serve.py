@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,10 @@ from headgate import __version__
 from headgate.cli import ports
 from headgate.cli.local_store import local_store
 from headgate.cli.settings import read_settings
+from headgate.gateway.assembly import open_gateway
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.server import serve
+from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs, traces
 from headgate.kit.http import Mount, Operation
 from headgate.kit.life import Job, Life, run_jobs
@@ -45,6 +50,66 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
     return Parts()
 
 
+async def gateway(
+    *,
+    store: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    ops_port: int | None = None,
+    workers: int | None = None,
+    leash: Leash = False,
+) -> int:
+    """Run the HTTP APIs, the gate, the pages and the console; any number of gateways may run.
+
+    Parameters
+    ----------
+    store
+        The store's URL.
+    host
+        Address to listen on.
+    port
+        Port to listen on.
+    ops_port
+        Port for probes and metrics.
+    workers
+        Processes that answer requests.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(
+        store__url=("--store", store),
+        gateway__host=("--host", host),
+        gateway__port=("--port", port),
+        gateway__workers=("--workers", workers),
+        ops__port=("--ops-port", ops_port),
+    )
+    begin(configuration, "gateway", leash=leash)
+    settings = configuration[GatewaySettings]
+    async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
+        async with local_store(configuration, life.end) as url:
+            await serve(
+                partial(open_application, configuration, url),
+                settings,
+                probes=partial(listen_operations, configuration),
+                life=life,
+            )
+    return 0
+
+
+@asynccontextmanager
+async def open_application(configuration: Configuration, store_url: str) -> AsyncIterator[Gateway]:
+    """Open what one process of a gateway serves: it has a store connection and features of its own."""
+    begin(configuration, "gateway")
+    settings = msgspec.structs.replace(configuration[StoreSettings], url=store_url)
+    async with open_store(settings) as store:
+        parts = assemble(store, configuration)
+        async with open_gateway(
+            parts.operations, parts.mounts, settings=configuration[GatewaySettings], store=store
+        ) as application:
+            yield application
+    traces.close()
+
+
 async def worker(*, store: str | None = None, ops_port: int | None = None, leash: Leash = False) -> int:
     """Run promotion, sweeps, health checks and other due work; any number of workers may run.
 
@@ -66,8 +131,8 @@ async def worker(*, store: str | None = None, ops_port: int | None = None, leash
             async def why_not() -> str | None:
                 return "stopping" if life.quiet.is_set() else await store_trouble(opened)
 
-            async with listen_operations(configuration, why_not):
-                log.info("worker ready")
+            async with listen_operations(configuration, why_not) as port:
+                log.info("worker started", ops_port=port)
                 await life.run(run_jobs(assemble(opened, configuration).jobs, life.quiet))
     traces.close()
     return 0
@@ -100,7 +165,6 @@ async def listen_operations(configuration: Configuration, ready: Ready) -> Async
         port = 0
     ports.refuse_taken(settings.host, port, "--ops-port")
     async with serve_operations(port, ready, host=settings.host) as taken:
-        log.info("probes and metrics", port=taken)
         yield taken
 
 

@@ -1,0 +1,33 @@
+"""Whom a command talks to: `--url`, else `HEADGATE_URL`, else the `up` running in this directory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from headgate.cli import whereabouts
+from headgate.cli.settings import ClientSettings, DataSettings, read_settings
+from headgate.kit.problems import HeadgateError
+from headgate.sdk import Headgate
+from headgate.store import StoreSettings
+
+Url = Annotated[str | None, Parameter(name="--url", help="A gateway's or a store's URL; else the `up` running here.")]
+
+
+class NoTarget(HeadgateError):
+    """Nothing says which Headgate is meant; give --url or HEADGATE_URL, or run `headgate up` in this directory."""
+
+    code = "no_target"
+
+
+def target(url: str | None) -> Headgate:
+    """Give the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`."""
+    configuration = read_settings(client__url=("--url", url))
+    settings, prefix = configuration[ClientSettings], configuration[StoreSettings].prefix
+    if settings.url:
+        return Headgate(settings.url, token=settings.token or None, prefix=prefix)
+    up = whereabouts.find(configuration[DataSettings].directory)
+    if up is None:
+        raise NoTarget
+    return Headgate(up.gateway, token=settings.token or up.token, prefix=prefix)
