@@ -5,16 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 
+from headgate.store import Store, StoreSettings, open_store
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import KINDS, Topology
-
-if TYPE_CHECKING:
-    from headgate.store import Store
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,10 +62,8 @@ def prefix() -> str:
 
 
 @pytest.fixture
-async def store(server: Topology, prefix: str) -> AsyncIterator[Store]:
+async def store(anyio_backend: str, server: Topology, prefix: str) -> AsyncIterator[Store]:
     """A connected store with a fresh prefix."""
-    from headgate.store import StoreSettings, open_store
-
     async with open_store(StoreSettings(url=server.url, prefix=prefix)) as connected:
         yield connected
 
@@ -81,7 +76,7 @@ def gateway_process(server: Topology) -> Iterator[GatewayProcess]:
 
 
 @pytest.fixture
-async def gateway(gateway_process: GatewayProcess) -> AsyncIterator[Gateway]:
+async def gateway(anyio_backend: str, gateway_process: GatewayProcess) -> AsyncIterator[Gateway]:
     """The shared gateway, with a client that sends the admin token."""
     async with httpx2.AsyncClient(
         base_url=gateway_process.url, headers={"X-API-Token": gateway_process.token}

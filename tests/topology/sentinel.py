@@ -37,11 +37,13 @@ class Sentinel(Topology):
             Node(f"sentinel-{n}", password=sentinel_password, sentinel=True, config=watch) for n in range(3)
         ]
         self._login = login(password)
+        self._options = f"?sentinel_password={sentinel_password}" if sentinel_password else ""
         super().__init__([*self.servers, *self.sentinels])
 
     @property
     def url(self) -> str:
-        return f"valkey+sentinel://{self._login}{','.join(node.address for node in self.sentinels)}/{NAME}"
+        sentinels = ",".join(node.address for node in self.sentinels)
+        return f"valkey+sentinel://{self._login}{sentinels}/{NAME}{self._options}"
 
     def start(self) -> None:
         for node in self.servers:

@@ -69,7 +69,7 @@ class TlsNode(Node):
 
     @property
     def url(self) -> str:
-        return f"valkeys://{login(self.password)}{self.address}/0"
+        return f"valkeys://{login(self.password)}{self.address}/0?ca={self.authority.certificate}"
 
     def admin_options(self) -> dict[str, Any]:
         options = super().admin_options() | {"ssl": True, "ssl_ca_certs": str(self.authority.certificate)}

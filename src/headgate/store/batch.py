@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
 from headgate.store.errors import ScriptFailed, as_problem
 from headgate.store.keys import Thing
@@ -20,6 +20,7 @@ from headgate.store.script import Script
 from headgate.store.store import Store
 
 FLIGHTS: Final = 2
+TICK_SECONDS: Final = 0.02
 Shared = Callable[[Thing], tuple[Arg, ...]]
 
 
@@ -47,17 +48,13 @@ class Batch:
         future: asyncio.Future[Reply] = self._loop.create_future()
         limit = self._store.deadline() if deadline is None else deadline
         lane.waiting.append((item, future, limit))
-        if not lane.scheduled and lane.flights < FLIGHTS:
+        if lane.timer is None or limit < lane.timer.when():
+            self._watch(lane, limit)
+        if not lane.scheduled and len(lane.flying) < FLIGHTS:
             lane.scheduled = True
             # At the end of this turn of the loop, so that whoever is ready now comes along.
             self._loop.call_soon(self._depart, thing, lane)
-        if deadline is None:
-            return await future
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await future
-        except TimeoutError as error:
-            raise StoreUnavailable(retry_after=1) from error
+        return await future
 
     def _depart(self, thing: Thing, lane: _Lane) -> None:
         lane.scheduled = False
@@ -67,10 +64,12 @@ class Batch:
             if not seat[1].done():
                 crew.append(seat)
         if crew:
-            lane.flights += 1
+            lane.flying.append(crew)
             self._store.errands.start(self._fly(thing, lane, crew))
-        elif not lane.flights:
+        elif not lane.flying:
             self._lanes.pop(thing, None)
+            if lane.timer is not None:
+                lane.timer.cancel()
 
     async def _fly(self, thing: Thing, lane: _Lane, crew: list[_Seat]) -> None:
         try:
@@ -79,10 +78,39 @@ class Batch:
             for _, future, _ in crew:
                 future.cancel()
             raise
+        except Exception as error:  # noqa: BLE001 -- a defect of ours: its callers must hear of it, and none may hang
+            for _, future, _ in crew:
+                _fail(future, error)
         finally:
-            lane.flights -= 1
+            lane.flying.remove(crew)
             if not lane.scheduled:
                 self._depart(thing, lane)
+
+    def _watch(self, lane: _Lane, limit: float) -> None:
+        """Look again at a lane when its first deadline has passed; one timer serves all its callers."""
+        if lane.timer is not None:
+            lane.timer.cancel()
+        lane.timer = self._loop.call_at(limit, self._expire, lane)
+
+    def _expire(self, lane: _Lane) -> None:
+        """Tell those whose time is up, whether they still wait or are on their way; the others stay."""
+        now = self._loop.time()
+        lane.timer = None
+        limits: list[float] = []
+        again = self._script.header.repeatable
+        for seats, late in (
+            (lane.waiting, StoreUnavailable),
+            *((crew, StoreUnavailable if again else OutcomeUnknown) for crew in lane.flying),
+        ):
+            for _, future, limit in seats:
+                if future.done():
+                    continue
+                if limit <= now:
+                    future.set_exception(late(retry_after=1))
+                else:
+                    limits.append(limit)
+        if limits:
+            self._watch(lane, max(min(limits), now + TICK_SECONDS))
 
     async def _deliver(self, thing: Thing, crew: list[_Seat]) -> None:
         self._size.observe(len(crew))
@@ -92,8 +120,9 @@ class Batch:
             replies = await self._store.run(self._script, thing, *self._shared(thing), *arguments, deadline=limit)
             if not isinstance(replies, list) or len(replies) != len(crew):
                 raise ScriptFailed(f"{self._script.name}.lua did not give one reply for each item")
-        except ScriptFailed as error:
-            if len(crew) == 1 or not self._script.header.repeatable:
+        except (ScriptFailed, TypeError, UnicodeError) as error:
+            ran = isinstance(error, ScriptFailed)  # the others are arguments that cannot be sent
+            if len(crew) == 1 or (ran and not self._script.header.repeatable):
                 for _, future, _ in crew:
                     _fail(future, error)
                 return
@@ -116,19 +145,23 @@ _Seat = tuple[tuple[Arg, ...], asyncio.Future[Reply], float]
 
 
 class _Lane:
-    """The callers of one thing: who waits, and how many calls are on their way."""
+    """The callers of one thing: who waits, who is on the way, and when the first deadline passes."""
 
-    __slots__ = ("flights", "scheduled", "waiting")
+    __slots__ = ("flying", "scheduled", "timer", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Seat] = deque()
-        self.flights = 0
+        self.flying: list[list[_Seat]] = []
         self.scheduled = False
+        self.timer: asyncio.TimerHandle | None = None
 
 
-def _fail(future: asyncio.Future[Reply], error: HeadgateError) -> None:
+def _fail(future: asyncio.Future[Reply], error: Exception) -> None:
     """Give a caller an exception of its own; one object raised in many tasks would mix up their tracebacks."""
-    if not future.done():
+    if future.done():
+        return
+    own = error
+    if isinstance(error, HeadgateError):
         own = type(error)(error.detail, retry_after=error.retry_after, **error.members)
         own.__cause__ = error.__cause__
-        future.set_exception(own)
+    future.set_exception(own)

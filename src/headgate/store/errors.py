@@ -28,6 +28,10 @@ def as_problem(error: ServerError) -> HeadgateError:
     kind = BY_CODE.get(error.code.lower())
     if kind is not None:
         return kind(error.words or None)
+    # The server puts ERR before a refusal that is its code alone.
+    bare = BY_CODE.get(error.words.lower()) if error.code == "ERR" else None
+    if bare is not None:
+        return bare()
     if error.code in DENIED:
         return StoreRefused(f"The store refuses our user or one of its rights: {error}. Run 'headgate doctor --acl'.")
     if error.code in FULL:

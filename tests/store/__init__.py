@@ -1,0 +1,1 @@
+"""Tests of the store's door against real servers."""

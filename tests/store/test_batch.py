@@ -1,0 +1,170 @@
+"""Group commit: callers share calls, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import anyio
+import pytest
+
+from headgate.kit.problems import HeadgateError, RateLimited, StoreUnavailable
+from headgate.store import Batch, Store, StoreSettings, Thing, open_store
+from headgate.store.errors import ScriptFailed
+from tests.store.scripts import ECHO
+from tests.topology import FaultyProxy, Standalone
+
+GREETING = "hello"
+
+
+@pytest.fixture
+async def batch(store: Store) -> Batch:
+    return Batch(store, ECHO, shared=lambda thing: (GREETING,), most=10)
+
+
+@pytest.fixture
+def thing(store: Store) -> Thing:
+    return store.thing("t", "default", "x")
+
+
+async def sizes(store: Store, thing: Thing) -> list[int]:
+    """How many items each call had, in order."""
+    return [int(size) for size in cast("list[bytes]", await store.read(thing, "LRANGE", thing.key("calls"), 0, -1))]
+
+
+async def test_a_lone_caller_waits_for_nobody(batch: Batch, store: Store, thing: Thing) -> None:
+    assert await batch.call(thing, "one") == [b"hello", b"one"]
+    assert await sizes(store, thing) == [1]
+
+
+async def test_concurrent_callers_share_calls_of_bounded_size(batch: Batch, store: Store, thing: Thing) -> None:
+    replies = await asyncio.gather(*(batch.call(thing, f"item-{n}") for n in range(95)))
+    assert replies == [[b"hello", f"item-{n}".encode()] for n in range(95)]
+    calls = await sizes(store, thing)
+    assert sum(calls) == 95
+    assert max(calls) == 10
+    assert len(calls) <= 12
+
+
+async def test_things_do_not_mix(batch: Batch, store: Store) -> None:
+    things = [store.thing("t", "default", f"x{n}") for n in range(20)]
+    await asyncio.gather(*(batch.call(thing, thing.name) for thing in things for _ in range(3)))
+    for thing in things:
+        assert await store.read(thing, "HGETALL", thing.key("items")) == [thing.name.encode(), b"3"]
+
+
+async def test_a_refused_item_is_its_callers_alone(batch: Batch, thing: Thing) -> None:
+    one, refused, two = await asyncio.gather(
+        *(batch.call(thing, item) for item in ("one", "refuse", "two")), return_exceptions=True
+    )
+    assert (one, two) == ([b"hello", b"one"], [b"hello", b"two"])
+    assert isinstance(refused, RateLimited)
+    assert refused.detail == "not this one"
+
+
+async def test_an_item_that_breaks_the_call_breaks_it_for_its_caller_only(batch: Batch, thing: Thing) -> None:
+    items = ("one", "break", "two", "break", "three")
+    replies = await asyncio.gather(*(batch.call(thing, item) for item in items), return_exceptions=True)
+    for item, reply in zip(items, replies, strict=True):
+        if item == "break":
+            assert isinstance(reply, ScriptFailed)
+        else:
+            assert reply == [b"hello", item.encode()]
+
+
+async def test_an_argument_that_cannot_be_sent_is_its_callers_mistake_alone(batch: Batch, thing: Thing) -> None:
+    async with asyncio.timeout(5):
+        one, wrong, two = await asyncio.gather(
+            *(batch.call(thing, item) for item in ("one", "\ud800", "two")), return_exceptions=True
+        )
+    assert (one, two) == ([b"hello", b"one"], [b"hello", b"two"])
+    assert isinstance(wrong, UnicodeEncodeError)
+
+
+async def test_a_script_that_does_not_fit_is_told_to_its_callers(store: Store, thing: Thing) -> None:
+    batch = Batch(store, ECHO)  # without its shared argument each item is taken for it
+    async with asyncio.timeout(5):
+        with pytest.raises(ScriptFailed, match="one reply for each item"):
+            await batch.call(thing, "one")
+
+
+async def test_a_cancelled_caller_takes_nobody_along(batch: Batch, store: Store, thing: Thing) -> None:
+    """Cancel each of the callers in turn, before departure and in flight: the others get their own answers."""
+    for turns in range(4):
+        tasks = [asyncio.create_task(batch.call(thing, f"{turns}-{n}")) for n in range(30)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        replies = await asyncio.gather(*tasks, return_exceptions=True)
+        for n, reply in enumerate(replies):
+            if n % 3 == 0 and isinstance(reply, asyncio.CancelledError):
+                continue
+            assert reply == [b"hello", f"{turns}-{n}".encode()]
+    assert await batch.call(thing, "last") == [b"hello", b"last"]
+
+
+async def test_who_is_cancelled_before_departure_is_not_sent(batch: Batch, store: Store, thing: Thing) -> None:
+    gone = asyncio.create_task(batch.call(thing, "gone"))
+    here = asyncio.create_task(batch.call(thing, "here"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await here == [b"hello", b"here"]
+    assert await store.read(thing, "HKEYS", thing.key("items")) in ([b"here"], [b"gone", b"here"])
+
+
+@pytest.mark.topology("standalone")
+async def test_every_caller_is_told_within_its_own_deadline(server: Standalone, prefix: str) -> None:
+    """Callers keep coming while the store is silent; none waits for a later one's deadline."""
+    async with FaultyProxy(server.node.port) as proxy:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=800)) as store:
+            batch = Batch(store, ECHO, shared=lambda thing: (GREETING,), most=10)
+            thing = store.thing("t", "default", "x")
+            await batch.call(thing, "first")
+            proxy.hold()
+            late: list[float] = []
+
+            async def call(n: int) -> None:
+                began = anyio.current_time()
+                with pytest.raises(StoreUnavailable):
+                    await batch.call(thing, f"item-{n}")
+                late.append(anyio.current_time() - began)
+
+            async with anyio.create_task_group() as callers:
+                for n in range(150):
+                    callers.start_soon(call, n)
+                    await anyio.sleep(0.01)
+            assert len(late) == 150
+            assert max(late) < 0.8 + 0.3
+            proxy.heal()
+            assert await batch.call(thing, "after") == [b"hello", b"after"]
+
+
+@pytest.mark.topology("standalone")
+async def test_an_impatient_caller_does_not_hurry_the_others(server: Standalone, prefix: str) -> None:
+    async with FaultyProxy(server.node.port) as proxy:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+            batch = Batch(store, ECHO, shared=lambda thing: (GREETING,))
+            thing = store.thing("t", "default", "x")
+            await batch.call(thing, "first")
+            proxy.delay(0.3)
+            loop = asyncio.get_running_loop()
+            patient = asyncio.create_task(batch.call(thing, "patient"))
+            with pytest.raises(StoreUnavailable):
+                await batch.call(thing, "hasty", deadline=loop.time() + 0.1)
+            assert await patient == [b"hello", b"patient"]
+
+
+async def test_nothing_is_kept_for_things_that_nobody_calls(batch: Batch, store: Store) -> None:
+    async def call(n: int) -> None:
+        await batch.call(store.thing("t", "default", f"x{n}"), "refuse" if n % 2 else "item")
+
+    await asyncio.gather(*(call(n) for n in range(100)), return_exceptions=True)
+    await asyncio.sleep(0)
+    assert batch._lanes == {}
+
+
+def test_problems_can_be_copied_with_all_they_say() -> None:
+    """The batch gives each caller an exception of its own, so every problem must take what it gives out."""
+    for problem in HeadgateError.__subclasses__():
+        assert problem("words", retry_after=1, field="x").document()["detail"] == "words"
