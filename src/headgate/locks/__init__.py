@@ -1,0 +1,39 @@
+"""One holder at a time, and the holder is told the truth: locks, elections, quorums and fences."""
+
+from headgate.locks.election import Election, Leader
+from headgate.locks.guard import FencedValue, Fences
+from headgate.locks.held import Held
+from headgate.locks.lock import Locks
+from headgate.locks.model import (
+    AlreadyHeld,
+    FenceOutdated,
+    LockHeld,
+    LockLost,
+    LockState,
+    NotHolder,
+    QuorumLost,
+)
+from headgate.locks.quorum import Quorum, QuorumHealth
+from headgate.locks.settings import LockSettings
+from headgate.locks.source import Lock, LockSource
+
+__all__ = [
+    "AlreadyHeld",
+    "Election",
+    "FenceOutdated",
+    "FencedValue",
+    "Fences",
+    "Held",
+    "Leader",
+    "Lock",
+    "LockHeld",
+    "LockLost",
+    "LockSettings",
+    "LockSource",
+    "LockState",
+    "Locks",
+    "NotHolder",
+    "Quorum",
+    "QuorumHealth",
+    "QuorumLost",
+]

@@ -1,0 +1,218 @@
+"""A lock that is held: renewed by itself, and its holder is told when it is not.
+
+The lease ends in the store at least one TTL after the last renewal was sent. We count from before it was sent, by our own monotonic
+clock, and give up a margin earlier still: then `lost` is set and the block is cancelled while nobody else can have
+the lock yet. A process that slept through that moment is told at its next look: `fence` raises instead of giving the number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Protocol
+
+import structlog
+
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.locks import metrics
+from headgate.locks.model import Grant, LockLost, NotHolder, QuorumLost
+
+DRIFT: Final = 0.01
+MARGIN: Final = 0.1
+LEAST_MARGIN: Final = 0.02
+MOST_MARGIN: Final = 0.5
+RENEWALS_PER_TTL: Final = 3
+
+log = structlog.get_logger()
+
+
+class Keeper(Protocol):
+    """Where a held lock is renewed and given back."""
+
+    async def renew(self, grant: Grant, deadline: float) -> None:
+        """Make the lease last one TTL more; raises NotHolder, or StoreUnavailable at the deadline."""
+
+    async def release(self, grant: Grant) -> None:
+        """Give the lock back; raises NotHolder."""
+
+    def leave(self, grant: Grant) -> None:
+        """Give back whatever is still held, in the background and without complaint."""
+
+    def start(self, held: Held) -> None:
+        """Begin to look after a lock: it is ours now."""
+
+    def end(self, held: Held) -> None:
+        """Look after it no more."""
+
+    def spawn(self, held: Held) -> None:
+        """Run `held.renew()` beside the holder."""
+
+
+class Held:
+    """One holding of a lock; `async with held:` gives it back and cancels the block when it is lost."""
+
+    def __init__(self, grant: Grant, keeper: Keeper) -> None:
+        self.grant = grant
+        self.lost = asyncio.Event()
+        self.reason = ""
+        self._keeper = keeper
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._sent = grant.sent
+        self._ended = False
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._cancelled = False
+        ttl = grant.want.ttl
+        self._margin = min(max(ttl * MARGIN, LEAST_MARGIN), MOST_MARGIN)
+        keeper.start(self)
+        first = self._sent + ttl / RENEWALS_PER_TTL if grant.want.renew else self.lost_at
+        self._timer: asyncio.TimerHandle = self._loop.call_at(first, self._tick)
+
+    @property
+    def name(self) -> str:
+        """Give the lock's name."""
+        return self.grant.want.name
+
+    @property
+    def holder(self) -> str:
+        """Give the name of this holding, with which it can be renewed and released."""
+        return self.grant.holder
+
+    @property
+    def fence(self) -> int:
+        """Give the number that grows with every acquisition; raises LockLost once the lock can no longer be trusted."""
+        self.check()
+        return self.grant.fence
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Give the HTTP headers that a guarded resource wants to see."""
+        return {"X-Fence-Lock": self.name, "X-Fence": str(self.fence)}
+
+    @property
+    def lost_at(self) -> float:
+        """Give the monotonic time at which the lock is given up as lost, unless it is renewed before."""
+        ttl = self.grant.want.ttl
+        return self._sent + ttl * (1 - DRIFT) - self._margin
+
+    @property
+    def lease_ends(self) -> float:
+        """Give the monotonic time before which nobody else can have the lock."""
+        return self._sent + self.grant.want.ttl * (1 - DRIFT)
+
+    def check(self) -> None:
+        """Raise LockLost if the lock was lost or its end has passed, even if nobody could say so yet."""
+        if not self._ended and not self.lost.is_set() and self._loop.time() >= self.lost_at:
+            self.lose("not renewed in time")
+        if self.lost.is_set():
+            raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
+        if self._ended:
+            raise NotHolder(f"The lock {self.name} was given back.")
+
+    async def __aenter__(self) -> Held:
+        self._task = asyncio.current_task()
+        if self._task is not None:
+            self._cancelling = self._task.cancelling()
+        if self.lost.is_set():
+            self._end()
+            raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if not self._ended and self._loop.time() >= self.lost_at:
+            self.lose("not renewed in time")
+        if self.lost.is_set():
+            self._end()
+            self._keeper.leave(self.grant)
+            ours = self._cancelled and task is not None and task.uncancel() <= self._cancelling
+            if kind is None or (ours and issubclass(kind, asyncio.CancelledError)):
+                raise LockLost(f"The lock {self.name} was lost: {self.reason}.") from error
+            return
+        try:
+            await self.release()
+        except NotHolder as refused:
+            if kind is None:
+                raise LockLost(f"The lock {self.name} was lost: {refused}") from refused
+        except (StoreUnavailable, QuorumLost) as trouble:
+            # The work is done; the lock ends by itself at the latest with its lease.
+            log.warning("lock not given back yet", lock=self.name, error=str(trouble))
+
+    async def release(self) -> None:
+        """Give the lock back; raises NotHolder if it was not ours any more."""
+        if self._ended:
+            raise NotHolder(f"The lock {self.name} was given back already.")
+        self._end()
+        try:
+            await self._keeper.release(self.grant)
+        except NotHolder:
+            metrics.LOST.labels("taken").inc()
+            raise
+        except BaseException:
+            self._keeper.leave(self.grant)
+            raise
+
+    async def renew(self) -> None:
+        """Renew until it succeeds or the lock is lost; the keeper runs this."""
+        pause = self.grant.want.ttl / 50
+        while self._active():
+            sent = self._loop.time()
+            try:
+                await self._keeper.renew(self.grant, self.lost_at)
+            except NotHolder:
+                if not self._ended:
+                    metrics.NOT_RENEWED.inc()
+                    self.lose("it was taken away")
+                return
+            except HeadgateError as error:
+                metrics.NOT_RENEWED.inc()
+                log.debug("lock not renewed yet", lock=self.name, error=str(error))
+                await asyncio.sleep(pause)
+                continue
+            metrics.RENEWED.inc()
+            self._sent = max(self._sent, sent)
+            if self._active():
+                self._timer.cancel()
+                self._timer = self._loop.call_at(sent + self.grant.want.ttl / RENEWALS_PER_TTL, self._tick)
+            return
+
+    def lose(self, reason: str) -> None:
+        """Tell the holder that the lock is not its own any more, and cancel its block."""
+        if self._ended or self.lost.is_set():
+            return
+        self.reason = reason
+        self.lost.set()
+        self._timer.cancel()
+        metrics.LOST.labels(reason.replace(" ", "_")).inc()
+        log.warning("lock lost", lock=self.name, fence=self.grant.fence, reason=reason)
+        # A holder who finds it out itself is told by the exception; a cancellation would hit it later, outside the block.
+        if self._task is not None and self._task is not _running_task():
+            self._cancelled = self._task.cancel()
+
+    def _active(self) -> bool:
+        return not self._ended and not self.lost.is_set()
+
+    def _tick(self) -> None:
+        if not self._active():
+            return
+        if self._loop.time() >= self.lost_at:
+            self.lose("not renewed in time")
+            return
+        self._timer = self._loop.call_at(self.lost_at, self._tick)
+        if self.grant.want.renew:
+            self._keeper.spawn(self)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._timer.cancel()
+            metrics.HOLD_SECONDS.observe(self._loop.time() - self._began)
+            self._keeper.end(self)
+
+
+def _running_task() -> asyncio.Task[object] | None:
+    """Give the task that runs now; None in a callback of the loop."""
+    return asyncio.current_task()

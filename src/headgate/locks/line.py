@@ -1,0 +1,149 @@
+"""The waiters of one lock in this process: one listener and one timer for all of them.
+
+Nobody asks the store again before it has a reason to: a hint that it is its turn, or a timer. Only the first of this process
+has a timer, since nobody behind it can be served before it. The timer is set for the moment the lock opens at the latest
+(the lease's end, as last heard), plus one grace for each process ahead that may be dead. So a lost hint makes a
+waiter late and never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+from headgate.locks import metrics
+from headgate.store import Store, Thing
+
+ROUNDING: Final = 0.003
+
+
+class Waiter:
+    """One who waits; `called` is set when it should ask the store again."""
+
+    __slots__ = ("ahead", "called", "holder", "place")
+
+    def __init__(self, holder: str, place: int, ahead: int) -> None:
+        self.holder = holder
+        self.place = place
+        self.ahead = ahead
+        self.called = asyncio.Event()
+
+    def __lt__(self, other: Waiter) -> bool:
+        return self.place < other.place
+
+
+class Line:
+    """Waiters by place; it exists as long as somebody attends it."""
+
+    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[Line], None]) -> None:
+        self.thing = thing
+        self._grace = grace
+        self._on_empty = on_empty
+        self._loop = asyncio.get_running_loop()
+        self._waiters: list[Waiter] = []
+        self._by_holder: dict[str, Waiter] = {}
+        self._attending = 0
+        self._missed = False
+        self._opens_at = self._loop.time()
+        self._as_of = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._listening = ExitStack()
+        self._listening.enter_context(store.hints.listen(thing, "events", self._on_hint))
+
+    def attend(self) -> None:
+        """Keep the line alive while somebody asks for a place in it."""
+        self._attending += 1
+
+    def depart(self) -> None:
+        """End what `attend` began."""
+        self._attending -= 1
+        if not self._attending:
+            self._listening.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._on_empty(self)
+
+    def add(self, waiter: Waiter) -> None:
+        """Put one in line by its place."""
+        insort(self._waiters, waiter)
+        self._by_holder[waiter.holder] = waiter
+        metrics.WAITING.inc()
+        if self._missed:
+            self._missed = False
+            self._waiters[0].called.set()
+        self._arm()
+
+    def remove(self, waiter: Waiter) -> None:
+        """Take one out of the line."""
+        self._waiters.remove(waiter)
+        del self._by_holder[waiter.holder]
+        metrics.WAITING.dec()
+        self._arm()
+
+    def learn(self, as_of: int, opens_in: float) -> None:
+        """Take news of when the lock opens, unless it is older than what we know."""
+        if as_of >= self._as_of:
+            self._as_of = as_of
+            self._opens_at = self._loop.time() + opens_in
+        self._arm()
+
+    def _on_hint(self, words: str | None) -> None:
+        if words is None:
+            # Something may have been missed: the first of us looks, and the others are behind it.
+            if self._waiters:
+                self._waiters[0].called.set()
+            else:
+                self._missed = True
+            return
+        kind, as_of, *rest = words.split(" ")
+        match kind:
+            case "free":
+                self._on_free(int(as_of), rest[0], rest[1])
+            case "taken":
+                self.learn(int(as_of), int(rest[0]) / 1000)
+                for waiter in self._waiters:
+                    if waiter.place >= int(rest[1]):
+                        break
+                    waiter.called.set()  # passed over: it asks for its old place
+            case _:
+                self.learn(int(as_of), int(rest[0]) / 1000)
+
+    def _on_free(self, as_of: int, head: str, runner_up: str) -> None:
+        called = self._by_holder.get(head)
+        if called is not None:
+            called.ahead = 0
+            called.called.set()
+        second = self._by_holder.get(runner_up)
+        if second is not None:
+            second.ahead = 1
+        first = self._waiters[0] if self._waiters else None
+        if first is not None and first is not called:
+            first.ahead = max(first.ahead, 1)
+        self.learn(as_of, 0.0)
+
+    def _arm(self) -> None:
+        """Set the timer for the first waiter; one that is set earlier stays and is looked at again when it fires."""
+        if not self._waiters:
+            return
+        due = self._due()
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _due(self) -> float:
+        return self._opens_at + self._waiters[0].ahead * self._grace + ROUNDING
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._waiters:
+            return
+        if self._loop.time() < self._due():
+            self._arm()
+        else:
+            # Whoever is called asks, and what it hears sets the timer again.
+            self._waiters[0].called.set()

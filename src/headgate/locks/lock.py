@@ -1,0 +1,257 @@
+"""Locks in one store: a FIFO line in the lock's own slot, hints and timers in place of polling.
+
+Every call is repeated safely by the holder's name, so a lost reply costs nothing. Whoever is cancelled or cannot know how its
+call ended gives back, in the background, whatever it may have got; the connection keeps the order of the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final, NamedTuple, cast
+
+import structlog
+
+from headgate.kit.ids import new_ulid, thing_name
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.locks.guard import FencedValue, Fences
+from headgate.locks.line import Line, Waiter
+from headgate.locks.model import Grant, LockHeld, LockState, Want, checked_holder
+from headgate.locks.settings import LockSettings
+from headgate.locks.source import LockSource
+from headgate.locks.watch import watch_lock
+from headgate.store import Index, Store, Thing, script
+
+ACQUIRE = script(__package__, "acquire")
+RENEW = script(__package__, "renew")
+RELEASE = script(__package__, "release")
+BREAK = script(__package__, "break")
+SHOW = script(__package__, "show")
+
+AWAY_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 0.1
+MOST_NOTED: Final = 100_000
+
+log = structlog.get_logger()
+
+
+class Turn(NamedTuple):
+    """What the store said to one who asked: the fence, or the place in line and when to ask again."""
+
+    fence: int
+    place: int
+    opens_in: float
+    ahead: int
+    as_of: int
+
+
+class Locks(LockSource):
+    """The locks of one store."""
+
+    def __init__(self, store: Store, settings: LockSettings | None = None, namespace: str = "default") -> None:
+        super().__init__(namespace)
+        self.store = store
+        self.settings = settings or LockSettings()
+        self.fences = Fences(store)
+        self.index = Index(store, "lock")
+        self._grace_ms = self.settings.grace_ms
+        self._lines: dict[Thing, Line] = {}
+        self._noted: dict[Thing, float] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def thing(self, name: str, namespace: str | None = None) -> Thing:
+        """Name the thing that a lock is in the store."""
+        return self.store.thing("lock", thing_name(namespace or self.namespace, "namespace"), thing_name(name, "name"))
+
+    async def grant(self, want: Want, holder: str) -> Grant:
+        """Take a lock for a holder; asking again with the same name while it holds gives the same fence."""
+        thing = self.store.thing("lock", want.namespace, want.name)
+        limit = None if want.wait is None else self._loop.time() + want.wait
+        await self._note(thing)
+        line = self._lines.get(thing)
+        if line is not None:
+            line.attend()  # it listens already, so nothing that happens from now on is missed
+        try:
+            sent = self._loop.time()
+            turn = await self._ask(thing, want, holder, join=limit is None or limit > sent)
+            if turn.fence:
+                return Grant(want, holder, turn.fence, sent)
+            if not turn.place:
+                raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
+            if line is None:
+                line = self._line(thing)
+            return await self._wait(line, want, holder, turn, limit)
+        except LockHeld:
+            raise
+        except BaseException:
+            # Cancelled, or the store did not answer: what we asked for may have been given.
+            self.leave_soon(want, holder)
+            raise
+        finally:
+            if line is not None:
+                line.depart()
+
+    async def _wait(self, line: Line, want: Want, holder: str, turn: Turn, limit: float | None) -> Grant:
+        waiter = Waiter(holder, turn.place, turn.ahead)
+        line.learn(turn.as_of, turn.opens_in)
+        line.add(waiter)
+        away_since: float | None = None
+        try:
+            while True:
+                if not await _called(waiter, limit):
+                    break
+                waiter.called.clear()
+                sent = self._loop.time()
+                try:
+                    turn = await self._ask(line.thing, want, holder, join=True, former=waiter.place)
+                except StoreUnavailable:
+                    # Those in line outlast an outage of the store within their patience.
+                    away_since = away_since or sent
+                    if self._loop.time() - away_since > AWAY_SECONDS or (limit and self._loop.time() > limit):
+                        raise
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    waiter.called.set()
+                    continue
+                away_since = None
+                if turn.fence:
+                    line.learn(turn.as_of, want.ttl + want.delay)
+                    return Grant(want, holder, turn.fence, sent)
+                waiter.ahead = turn.ahead
+                line.learn(turn.as_of, turn.opens_in)
+        finally:
+            line.remove(waiter)
+        await self.give_up(want, holder)
+        raise LockHeld(f"Somebody else held the lock {want.name} for {want.wait:g} s.", retry_after=1)
+
+    async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> Turn:
+        reply = cast(
+            "list[int | bytes]",
+            await self.store.run(
+                ACQUIRE,
+                thing,
+                holder,
+                self.names.owner,
+                want.ttl_ms,
+                round(want.delay * 1000),
+                self._grace_ms,
+                int(join),
+                former,
+                want.label,
+                int(want.announced),
+            ),
+        )
+        if reply[0] == 1:
+            return Turn(int(reply[1]), 0, 0.0, 0, int(reply[2]))
+        return Turn(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]))
+
+    async def renew(self, grant: Grant, deadline: float) -> None:
+        """Make the lease last one TTL more."""
+        want = grant.want
+        await self.renew_as(want.namespace, want.name, grant.holder, deadline=deadline)
+
+    async def renew_as(
+        self, namespace: str, name: str, holder: str, *, deadline: float | None = None
+    ) -> tuple[int, float]:
+        """Renew in a holder's name; give its fence and TTL."""
+        want = Want(namespace, name, 1.0)
+        reply = await self.store.run(
+            RENEW, self.thing(name, namespace), checked_holder(holder), int(want.announced), deadline=deadline
+        )
+        fence, ttl_ms = cast("list[bytes]", reply)
+        return int(fence), int(ttl_ms) / 1000
+
+    async def release(self, grant: Grant) -> None:
+        """Give a lock back."""
+        want = grant.want
+        await self._release(want, grant.holder, grant.holder)
+
+    async def release_as(self, namespace: str, name: str, holder: str) -> None:
+        """Give a lock back in a holder's name; raises NotHolder."""
+        await self._release(Want(namespace, name, 1.0), checked_holder(holder), new_ulid())
+
+    async def give_up(self, want: Want, holder: str) -> None:
+        """Give back whatever a holder has."""
+        await self._release(want, holder, "")
+
+    async def _release(self, want: Want, holder: str, nonce: str) -> None:
+        thing = self.store.thing("lock", want.namespace, want.name)
+        await self.store.run(RELEASE, thing, holder, nonce, int(want.announced))
+
+    async def break_lock(
+        self, name: str, namespace: str | None = None, *, by: str, reason: str = "", fence: int | None = None
+    ) -> int:
+        """Take a lock away from its holder; give the fence of the holding that ended, or 0 if none did."""
+        thing = self.thing(name, namespace)
+        only = "" if fence is None else fence
+        ended = int(cast("bytes", await self.store.run(BREAK, thing, new_ulid(), only, by, reason)))
+        if ended:
+            log.warning("lock broken", lock=name, namespace=thing.namespace, fence=ended, by=by, reason=reason)
+        return ended
+
+    async def show(self, name: str, namespace: str | None = None) -> LockState:
+        """Tell how a lock stands."""
+        return read_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
+
+    async def list(self, namespace: str | None = None) -> Sequence[LockState]:
+        """Give the locks that are held or waited for, by name."""
+        things = await self.index.list(namespace or self.namespace)
+        states = await asyncio.gather(*(self.show(thing.name, thing.namespace) for thing in things))
+        return [state for state in states if state.held or state.waiting]
+
+    def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
+        """Give a lock's state now and after each change of hands."""
+        thing = self.thing(name, namespace)
+        return watch_lock(
+            lambda on_hint: self.store.hints.listen(thing, "events", on_hint), lambda: self.show(name, namespace)
+        )
+
+    async def fenced_set(self, key: str, value: str, fence: int, namespace: str | None = None) -> None:
+        """Write a value under a fence; raises FenceOutdated if a newer holder has written."""
+        await self.fences.set(namespace or self.namespace, key, value, fence)
+
+    async def fenced_get(self, key: str, namespace: str | None = None) -> FencedValue | None:
+        """Read a value with the fence it was written under."""
+        return await self.fences.get(namespace or self.namespace, key)
+
+    def _line(self, thing: Thing) -> Line:
+        line = self._lines.get(thing)
+        if line is None:
+            line = self._lines[thing] = Line(self.store, thing, self._grace_ms / 1000, self._forget_line)
+        line.attend()
+        return line
+
+    def _forget_line(self, line: Line) -> None:
+        del self._lines[line.thing]
+
+    async def _note(self, thing: Thing) -> None:
+        """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there."""
+        now = self._loop.time()
+        if self._noted.get(thing, 0.0) > now:
+            return
+        keep = self.settings.keep_seconds
+        if len(self._noted) >= MOST_NOTED:
+            self._noted.clear()
+        try:
+            await self.index.put(thing, due_in_ms=keep * 1000)
+        except HeadgateError as error:
+            log.debug("lock not listed", lock=thing.name, error=str(error))  # the list lives in another slot
+            return
+        self._noted[thing] = now + keep / 2
+
+
+async def _called(waiter: Waiter, limit: float | None) -> bool:
+    """Wait until it may be this one's turn; False if its patience ends first."""
+    if limit is None:
+        return await waiter.called.wait()
+    try:
+        async with asyncio.timeout_at(limit):
+            return await waiter.called.wait()
+    except TimeoutError:
+        return False
+
+
+def read_state(name: str, reply: object) -> LockState:
+    """Read what show.lua tells."""
+    held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
+    words = label.decode() if isinstance(label, bytes) else ""
+    return LockState(name, held == 1, int(fence), int(waiting), int(left), words, int(held_ms))

@@ -1,0 +1,77 @@
+#!lua
+--- Take a lock, or a place in its line; whoever was called and did not come within the grace is passed over.
+--- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner)
+---          4 owners (hash owner -> waiters)   5 events (stream)
+--- ARGV     1 context   2 holder   3 owner (the process that waits)   4 ttl_ms   5 delay_ms   6 grace_ms
+---          7 join (1: wait in line, 0: only try)   8 former (the place it had before, 0: none)   9 label   10 announce
+--- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now
+--- AGAIN    same answer: a holder keeps its fence, a waiter its place
+--@include clock
+--@include lease
+--@include line
+local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8], ARGV[9], ARGV[10] == '1'
+local MOST_PASSED = 1000
+
+local lock = open_lock(meta, context)
+local now = text_of(lock.now)
+if lock.held and lock.holder == holder then
+  redis.call('HSET', meta, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms)
+  close_thing(lock)
+  return {1, lock.fence, now}
+end
+
+local waiting = redis.call('ZCARD', line)
+local place = waiting > 0 and redis.call('ZSCORE', line, holder)
+place = place and text_of(tonumber(place))
+local newcomer = not place and former == '0'
+if join and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
+  place = newcomer and text_of(next_number(lock)) or former
+  redis.call('ZADD', line, place, holder)
+  redis.call('HSET', waiters, holder, owner)
+  redis.call('HINCRBY', owners, owner, 1)
+  waiting = waiting + 1
+end
+
+-- Each process ahead has one grace to answer a call; all waiters of a dead process are passed over together.
+local rank = place and redis.call('ZRANK', line, holder) or waiting
+local ahead = 0
+if rank > 0 then
+  local alone = place and redis.call('HGET', owners, owner) == '1'
+  ahead = math.min(rank, redis.call('HLEN', owners) - (alone and 1 or 0))
+end
+
+if lock.held or lock.now < lock.opens + ahead * grace_ms then
+  close_thing(lock)
+  return {0, place or '0', text_of(lock.opens - lock.now), ahead, now}
+end
+
+if lock.holder then
+  note_loss(lock, events, 'expired')
+end
+if newcomer and rank > 0 and not lock.recalled then
+  -- Those in line were called long ago and may not have heard it: nobody is passed over before a second call.
+  redis.call('HSET', meta, 'holder', '', 'free', now, 'recalled', '1')
+  close_thing(lock)
+  call_head(lock, line, events, announce)
+  return {0, place or '0', '0', ahead, now}
+end
+
+local fence = text_of(next_number(lock))
+local gone = 0
+if rank > 0 then
+  for _, passed in ipairs(redis.call('ZRANGE', line, 0, math.min(rank, MOST_PASSED) - 1)) do
+    gone = gone + leave_line(line, waiters, owners, passed)
+  end
+end
+if place then
+  gone = gone + leave_line(line, waiters, owners, holder)
+end
+redis.call('HSET', meta, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
+  'delay', delay_ms, 'label', label, 'since', now, 'recalled', '')
+close_thing(lock)
+if waiting > gone or announce then
+  hint(events, 'taken ' .. now .. ' ' .. text_of(ttl_ms + tonumber(delay_ms)) .. ' ' .. (place or fence))
+end
+return {1, fence, now}

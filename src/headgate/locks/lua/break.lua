@@ -1,0 +1,26 @@
+#!lua
+--- Take a lock away from its holder on an operator's word; the holder hears of it at its next renewal.
+--- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 events (stream)
+--- ARGV     1 context   2 nonce   3 fence (only this holding; empty: whichever)   4 by   5 reason
+--- RETURNS  the fence of the holding that was ended, or 0
+--- AGAIN    same answer: the last break is remembered
+--@include clock
+--@include lease
+--@include line
+local meta, line, events = KEYS[1], KEYS[2], KEYS[3]
+local context, nonce, fence, by, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+local lock = open_lock(meta, context)
+local last = redis.call('HMGET', meta, 'broken', 'broken_fence')
+if last[1] == nonce then
+  return last[2]
+end
+if not lock.held or (fence ~= '' and fence ~= lock.fence) then
+  return '0'
+end
+redis.call('HSET', meta, 'holder', '', 'free', text_of(lock.now + lock.delay), 'recalled', '', 'broken', nonce,
+  'broken_fence', lock.fence)
+close_thing(lock)
+note_loss(lock, events, 'broken', 'by', by, 'reason', reason)
+call_head(lock, line, events, true)
+return lock.fence

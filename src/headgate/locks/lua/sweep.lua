@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+--- Remove what is left of a lock that nobody has used for a while.
+--- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner)
+---          4 owners (hash owner -> waiters)   5 events (stream)
+--- ARGV     1 context   2 keep_ms
+--- RETURNS  0 if nothing is left, else ms until it is worth looking again
+--- AGAIN    same answer: what is gone stays gone
+--@include clock
+--@include lease
+local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local context, keep_ms = ARGV[1], tonumber(ARGV[2])
+
+local lock = open_lock(meta, context)
+if lock.held then
+  return keep_ms
+end
+-- The clock alone must carry on the fences once their last number is forgotten.
+local wait_ms = math.max(lock.opens + keep_ms - lock.now, math.ceil((lock.last - lock.us) / 1000))
+if wait_ms > 0 then
+  return wait_ms
+end
+redis.call('UNLINK', meta, line, waiters, owners, events)
+return 0

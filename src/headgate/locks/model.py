@@ -1,0 +1,131 @@
+"""What a lock is: its errors, its limits, what is asked for and what is granted; no I/O."""
+
+from __future__ import annotations
+
+import secrets
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from headgate.kit.ids import display_text, member_id, thing_name
+from headgate.kit.problems import HeadgateError, InvalidRequest
+
+SHORTEST_TTL: Final = 0.1
+LONGEST_TTL: Final = 3600.0
+LONGEST_DELAY: Final = 60.0
+ELECTION_PREFIX: Final = "election:"
+
+
+class LockHeld(HeadgateError):
+    """Somebody else holds this lock; wait longer or try again later."""
+
+    code, status = "lock_held", 409
+
+
+class NotHolder(HeadgateError):
+    """The lease of this holder has ended, or it never held this lock."""
+
+    code, status = "not_holder", 409
+
+
+class LockLost(HeadgateError):
+    """The lock was lost while the block ran; what it did last may not be guarded."""
+
+    code, status = "lock_lost", 409
+
+
+class AlreadyHeld(HeadgateError):
+    """This task holds that lock already; waiting for it again would never end."""
+
+    code, status = "lock_already_held", 409
+
+
+class QuorumLost(HeadgateError):
+    """Too few of the quorum's servers answer to decide anything."""
+
+    code, status = "quorum_lost", 503
+
+
+class FenceOutdated(HeadgateError):
+    """A newer holder has been here; this one has lost its lock."""
+
+    code, status = "fence_outdated", 412
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What somebody asks for: which lock, for how long at a time, and how patiently."""
+
+    namespace: str
+    name: str
+    ttl: float
+    wait: float | None = None
+    delay: float = 0.0
+    label: str = ""
+    renew: bool = True
+
+    def __post_init__(self) -> None:
+        thing_name(self.namespace, "namespace")
+        thing_name(self.name, "name")
+        if not SHORTEST_TTL <= self.ttl <= LONGEST_TTL:
+            raise InvalidRequest(f"ttl must be {SHORTEST_TTL} to {LONGEST_TTL:.0f} seconds.", field="ttl")
+        if self.wait is not None and not self.wait >= 0:
+            raise InvalidRequest("wait must be 0 or more seconds, or None for as long as it takes.", field="wait")
+        if not 0 <= self.delay <= LONGEST_DELAY:
+            raise InvalidRequest(f"delay must be 0 to {LONGEST_DELAY:.0f} seconds.", field="delay")
+        if self.label:
+            display_text(self.label, "label")
+
+    @property
+    def announced(self) -> bool:
+        """Tell whether every change is told to whoever observes, not only to those who wait."""
+        return self.name.startswith(ELECTION_PREFIX)
+
+    @property
+    def ttl_ms(self) -> int:
+        """Give the lease's length in the store's unit."""
+        return round(self.ttl * 1000)
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A lock that was given: `sent` is the monotonic time before it was asked for, so the lease ends no earlier than sent + ttl."""
+
+    want: Want
+    holder: str
+    fence: int
+    sent: float
+
+
+class LockState(msgspec.Struct, frozen=True, rename="camel"):
+    """A lock as anybody may see it; who holds it is told only by the label it gave itself."""
+
+    name: str
+    held: bool
+    fence: int
+    waiting: int
+    ttl_ms: int
+    """How long the lease still lasts if it is not renewed."""
+    label: str = ""
+    held_ms: int = 0
+
+
+def election_name(name: str) -> str:
+    """Give the name of the lock that decides an election."""
+    return ELECTION_PREFIX + thing_name(name, "name")
+
+
+def checked_holder(holder: str) -> str:
+    """Check a holder's name that came from outside."""
+    return member_id(holder, "holder")
+
+
+class Names:
+    """Names of holders: each is new, says nothing, and cannot be guessed."""
+
+    def __init__(self) -> None:
+        self.owner = secrets.token_urlsafe(12)
+        self._numbers = count(1)
+
+    def next(self) -> str:
+        """Make the name of one more holder."""
+        return f"{self.owner}-{next(self._numbers):x}"

@@ -1,0 +1,280 @@
+"""Locks over several servers that know nothing of each other: what most of them say holds, whichever of them fail.
+
+A holder needs the votes of a majority, and counts its lease from before it asked. Two majorities share a server, so
+two holders cannot be. Every server numbers its votes; the fence is the highest number of the majority and is written back to
+a majority before anybody uses it, so that the next holder's is higher, whichever majority it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.locks import metrics
+from headgate.locks.model import Grant, LockHeld, LockState, NotHolder, QuorumLost, Want
+from headgate.locks.source import LockSource
+from headgate.locks.voter import Vote, Voter
+from headgate.locks.watch import Listener, watch_lock
+
+OPEN_SECONDS: Final = 5.0
+JITTER_SECONDS: Final = 0.02
+LATEST_SHARE: Final = 0.5
+
+T = TypeVar("T")
+
+
+class QuorumHealth(msgspec.Struct, frozen=True):
+    """Each server by its state (voting, silent, away), and how many must vote."""
+
+    servers: dict[str, str]
+    majority: int
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether locks can be taken."""
+        return sum(state == "voting" for state in self.servers.values()) >= self.majority
+
+
+class Quorum(LockSource):
+    """`async with Quorum([url, …]) as quorum: async with quorum.lock(name, ttl=10) as held:`.
+
+    `longest_ttl` is the longest lease anybody may ask for: so long a server stays silent after a restart in which it may
+    have forgotten a vote. All clients of a quorum must use the same.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        prefix: str = "hg",
+        namespace: str = "default",
+        longest_ttl: float = 10.0,
+        server_timeout: float = 0.25,
+    ) -> None:
+        super().__init__(namespace)
+        if len(urls) < 3 or len(set(urls)) != len(urls):
+            raise InvalidRequest("A quorum needs at least three different servers.", field="urls")
+        self.longest_ttl = longest_ttl
+        self.majority = len(urls) // 2 + 1
+        self.voters = [Voter(url, prefix, longest_ttl) for url in urls]
+        self._spare = len(urls) - self.majority
+        self._timeout = server_timeout
+        self._keepers: list[asyncio.Task[None]] = []
+        self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(voter.keep()) for voter in self.voters]
+        opening = {loop.create_task(voter.opened()) for voter in self.voters}
+        try:
+            limit = loop.time() + OPEN_SECONDS
+            reached: set[asyncio.Task[None]] = set()
+            while len(reached) < self.majority:
+                done, _ = await asyncio.wait(
+                    opening - reached, timeout=limit - loop.time(), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    raise QuorumLost(f"Only {len(reached)} of {len(opening)} servers can be reached.")
+                reached |= done
+        except BaseException:
+            await _cancel(self._keepers)
+            raise
+        finally:
+            await _cancel(opening)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+        await _cancel(self._keepers)
+
+    async def health(self) -> QuorumHealth:
+        """Ask every server how it is."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        states = await asyncio.gather(*(voter.state(deadline) for voter in self.voters))
+        for state in ("voting", "silent", "away"):
+            metrics.QUORUM_NODES.labels(state).set(states.count(state))
+        return QuorumHealth(
+            {voter.name: state for voter, state in zip(self.voters, states, strict=True)}, self.majority
+        )
+
+    async def grant(self, want: Want, holder: str) -> Grant:
+        """Take a lock by majority; one of this process asks at a time, the others stand behind it."""
+        if want.ttl > self.longest_ttl:
+            raise InvalidRequest(f"ttl must be at most this quorum's longest_ttl, {self.longest_ttl:g} s.", field="ttl")
+        limit = None if want.wait is None else asyncio.get_running_loop().time() + want.wait
+        turn = self._turns.setdefault((want.namespace, want.name), asyncio.Lock())
+        try:
+            async with asyncio.timeout_at(limit):
+                await turn.acquire()
+        except TimeoutError:
+            raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1) from None
+        try:
+            return await self._ask_until(want, holder, limit)
+        except (LockHeld, QuorumLost):
+            raise  # everything was given back already
+        except BaseException:
+            self.leave_soon(want, holder)
+            raise
+        finally:
+            turn.release()
+
+    async def _ask_until(self, want: Want, holder: str, limit: float | None) -> Grant:
+        """Ask again on a hint from any server, or when the first of the leases in the way has ended."""
+        loop = asyncio.get_running_loop()
+        look = asyncio.Event()
+
+        def on_hint(words: str | None) -> None:
+            if words != "taken":
+                look.set()
+
+        listening = False
+        with ExitStack() as hints:
+            while True:
+                look.clear()
+                answer = await self._ask(want, holder)
+                if isinstance(answer, Grant):
+                    return answer
+                if limit is not None and loop.time() >= limit:
+                    raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
+                if not listening:
+                    hints.enter_context(self._listening(want.namespace, want.name, on_hint))
+                    listening = True
+                until = loop.time() + answer
+                try:
+                    async with asyncio.timeout_at(until if limit is None else min(until, limit)):
+                        await look.wait()
+                except TimeoutError:
+                    pass
+                # Rivals who were called together must not ask together again and again.
+                await asyncio.sleep(random.uniform(0, JITTER_SECONDS))
+
+    async def _ask(self, want: Want, holder: str) -> Grant | float:
+        """Ask all servers once; without a majority give all back and tell how long the votes are another's."""
+        loop = asyncio.get_running_loop()
+        sent = loop.time()
+        votes = await self._round(want, holder, 0)
+        if len(votes.given) >= self.majority:
+            fence = max(vote.number for vote in votes.given)
+            votes = await self._round(want, holder, fence)
+            if len(votes.given) >= self.majority and loop.time() - sent < want.ttl * LATEST_SHARE:
+                return Grant(want, holder, fence, sent)
+        if await self._give_back(want, holder) < len(self.voters):
+            self.leave_soon(want, holder)
+        if votes.failed > self._spare:
+            raise QuorumLost(
+                f"{votes.failed} of {len(self.voters)} servers did not vote; {self.majority} are needed.",
+                retry_after=1,
+            )
+        return min((vote.left for vote in votes.refused), default=JITTER_SECONDS)
+
+    async def renew(self, grant: Grant, deadline: float) -> None:
+        """Have a majority's votes for one TTL more; a server whose vote is free may join."""
+        votes = await self._round(grant.want, grant.holder, grant.fence, deadline)
+        if len(votes.given) >= self.majority:
+            return
+        if len(votes.refused) > self._spare:
+            raise NotHolder(f"The lock {grant.want.name} is held by another.")
+        raise QuorumLost(f"{len(votes.given)} of {len(self.voters)} servers renewed; {self.majority} are needed.")
+
+    async def release(self, grant: Grant) -> None:
+        """Give all votes back; a server that cannot be reached now is told later, or its vote ends with the lease."""
+        if await self._give_back(grant.want, grant.holder) < len(self.voters):
+            self.leave(grant)
+
+    async def give_up(self, want: Want, holder: str) -> None:
+        """Give back whatever votes a holder has; raises StoreUnavailable if a server could not be told."""
+        if await self._give_back(want, holder) < len(self.voters):
+            raise StoreUnavailable("Not every server of the quorum could be told.")
+
+    async def show(self, name: str, namespace: str | None = None) -> LockState:
+        """Tell how a lock stands by the word of a majority."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        states = await _answers(voter.show(namespace or self.namespace, name, deadline) for voter in self.voters)
+        if len(states) < self.majority:
+            raise QuorumLost(f"Only {len(states)} of {len(self.voters)} servers answer.")
+        fence = max(state.fence for state in states)
+        holding = [state for state in states if state.held and state.fence == fence]
+        if len(holding) < self.majority:
+            return LockState(name, False, fence, 0, 0)
+        return LockState(name, True, fence, 0, min(state.ttl_ms for state in holding))
+
+    def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
+        """Give a lock's state now and after each change of hands."""
+        space = namespace or self.namespace
+        return watch_lock(lambda on_hint: self._listening(space, name, on_hint), lambda: self.show(name, namespace))
+
+    async def _round(self, want: Want, holder: str, floor: int, deadline: float | None = None) -> _Votes:
+        """Ask all servers side by side; return as soon as the outcome is certain, however slow the rest is."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + self._timeout
+        if deadline is not None:
+            limit = min(limit, deadline)
+        votes = _Votes()
+        pending = {
+            self.beside(voter.vote(want.namespace, want.name, holder, want.ttl_ms, floor, limit))
+            for voter in self.voters
+        }
+        while len(votes.given) < self.majority and len(votes.refused) + votes.failed <= self._spare:
+            done, pending = await asyncio.wait(
+                pending, timeout=max(0.0, limit - loop.time()), return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                votes.count(task)
+            if not done:
+                votes.failed += len(pending)
+        return votes
+
+    async def _give_back(self, want: Want, holder: str) -> int:
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        told = await _answers(voter.unvote(want.namespace, want.name, holder, deadline) for voter in self.voters)
+        return len(told)
+
+    @contextmanager
+    def _listening(self, namespace: str, name: str, on_hint: Listener) -> Iterator[None]:
+        with ExitStack() as stack:
+            for voter in self.voters:
+                if voter.store is not None:
+                    thing = voter.thing(namespace, name)
+                    stack.enter_context(voter.store.hints.listen(thing, "events", on_hint))
+            yield
+
+
+class _Votes:
+    """The outcome of one round."""
+
+    def __init__(self) -> None:
+        self.given: list[Vote] = []
+        self.refused: list[Vote] = []
+        self.failed = 0
+
+    def count(self, task: asyncio.Task[Vote]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self.failed += 1
+            return
+        vote = task.result()
+        (self.given if vote.number else self.refused).append(vote)
+
+
+async def _answers(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Make all calls side by side and give the answers of those that succeeded."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, HeadgateError):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

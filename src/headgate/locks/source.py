@@ -1,0 +1,212 @@
+"""What is alike wherever locks come from (a store, a quorum, a gateway): the recipe people use, and the care for what is held."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from headgate.kit.problems import HeadgateError
+from headgate.locks import metrics
+from headgate.locks.held import Held
+from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockState, Names, Want
+
+CLOSE_SECONDS: Final = 1.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LockSource(ABC):
+    """Gives locks and looks after those that are held; the keeper of each `Held`."""
+
+    def __init__(self, namespace: str = "default") -> None:
+        self.namespace = namespace
+        self.names = Names()
+        self._holdings: dict[tuple[int, str, str], Held] = {}
+        self._keys: dict[Held, tuple[int, str, str]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def lock(
+        self,
+        name: str,
+        ttl: float = 10.0,
+        wait: float | None = None,
+        *,
+        delay: float = 0.0,
+        label: str = "",
+        renew: bool = True,
+        namespace: str | None = None,
+    ) -> Lock:
+        """Describe a lock; nothing happens before it is entered.
+
+        `ttl` is how long it outlives a dead holder, `wait` how long to stand in line (None: as long as it takes, 0: not
+        at all), `delay` how long it stays closed after a holder was lost.
+        """
+        return Lock(self, Want(namespace or self.namespace, name, ttl, wait, delay, label, renew))
+
+    async def acquire(self, want: Want, taker: object = None) -> Held:
+        """Take a lock; `taker` is who may not take it twice, the running task unless given."""
+        who = id(taker if taker is not None else asyncio.current_task())
+        key = (who, want.namespace, want.name)
+        mine = self._holdings.get(key)
+        if mine is not None and not mine.lost.is_set():
+            raise AlreadyHeld(f"This task holds the lock {want.name} already.")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        outcome = metrics.FAILED
+        try:
+            grant = await self.grant(want, self.names.next())
+            outcome = metrics.ACQUIRED
+        except LockHeld:
+            outcome = metrics.REFUSED
+            raise
+        finally:
+            outcome.observe(loop.time() - began)
+        held = Held(grant, self)
+        self._holdings[key] = held
+        self._keys[held] = key
+        return held
+
+    @abstractmethod
+    async def grant(self, want: Want, holder: str) -> Grant:
+        """Take a lock for a holder, standing in line if it must; raises LockHeld when the wait is over."""
+
+    @abstractmethod
+    async def renew(self, grant: Grant, deadline: float) -> None:
+        """Make the lease last one TTL more."""
+
+    @abstractmethod
+    async def release(self, grant: Grant) -> None:
+        """Give a lock back."""
+
+    @abstractmethod
+    async def give_up(self, want: Want, holder: str) -> None:
+        """Give back whatever a holder has, a lock or a place in line; raises StoreUnavailable."""
+
+    @abstractmethod
+    async def show(self, name: str, namespace: str | None = None) -> LockState:
+        """Tell how a lock stands."""
+
+    @abstractmethod
+    def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
+        """Give a lock's state now and after each change of hands."""
+
+    def leave(self, grant: Grant) -> None:
+        """Give back whatever is still held, in the background."""
+        self.leave_soon(grant.want, grant.holder)
+
+    def leave_soon(self, want: Want, holder: str) -> None:
+        """Give back what a holder may have, in the background, until it worked or the lease has ended by itself."""
+        self.beside(self._leave(want, holder))
+
+    async def _leave(self, want: Want, holder: str) -> None:
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + want.ttl
+        while loop.time() < limit:
+            try:
+                await self.give_up(want, holder)
+                break
+            except HeadgateError:
+                await asyncio.sleep(min(0.2, want.ttl / 10))
+
+    def start(self, held: Held) -> None:
+        """Begin to look after a lock."""
+        metrics.HELD.inc()
+
+    def end(self, held: Held) -> None:
+        """Look after a lock no more."""
+        metrics.HELD.dec()
+        key = self._keys.pop(held, None)
+        if key is not None and self._holdings.get(key) is held:
+            del self._holdings[key]
+
+    def spawn(self, held: Held) -> None:
+        """Run a renewal beside its holder."""
+        self.beside(held.renew())
+
+    def beside(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Run something beside the caller; it ends at the latest when this source is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever awaits it has it too; asking here only keeps asyncio from warning
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
+        for held in list(self._keys):
+            held.lose("the client was closed")
+            self.leave(held.grant)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        rest = list(self._tasks)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
+class Lock:
+    """A recipe for a lock: `async with lock as held:`, or a decorator; it may be used many times and at once."""
+
+    def __init__(self, source: LockSource, want: Want) -> None:
+        self.want = want
+        self._source = source
+        self._entered: dict[asyncio.Task[object] | None, Held] = {}
+
+    async def acquire(self, taker: object = None) -> Held:
+        """Take the lock and give what is held; the caller gives it back. Its block is cancelled only inside `async with held`."""
+        return await self._source.acquire(self.want, taker)
+
+    async def try_lock(self, taker: object = None) -> Held | None:
+        """Take the lock if it is free now and nobody stands in line, else give None."""
+        want = self.want
+        now = Want(want.namespace, want.name, want.ttl, 0, want.delay, want.label, want.renew)
+        try:
+            return await self._source.acquire(now, taker)
+        except LockHeld:
+            return None
+
+    async def show(self) -> LockState:
+        """Tell how this lock stands."""
+        return await self._source.show(self.want.name, self.want.namespace)
+
+    async def __aenter__(self) -> Held:
+        held = await self.acquire()
+        task = asyncio.current_task()
+        self._entered[task] = held
+        try:
+            return await held.__aenter__()
+        except BaseException:
+            del self._entered[task]
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._entered.pop(asyncio.current_task()).__aexit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Hold the lock around every call of a coroutine function."""
+
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with self:
+                return await function(*args, **kwargs)
+
+        return guarded

@@ -1,0 +1,145 @@
+"""One server of a quorum: reached in its own time, and silent for a while after it may have forgotten its votes."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import Final, cast
+
+import structlog
+
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.locks.model import LockState
+from headgate.store import Store, StoreSettings, Thing, open_store, script
+from headgate.store.address import Kind, parse_address
+from headgate.store.link import read_info
+
+VOTE = script("headgate.locks", "vote")
+UNVOTE = script("headgate.locks", "unvote")
+SHOW = script("headgate.locks", "show")
+
+KEEP_MS: Final = 3_600_000
+OPEN_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 0.2
+
+log = structlog.get_logger()
+
+
+class Vote:
+    """What one server said: its number if it voted for us, else how long somebody else still has its vote."""
+
+    __slots__ = ("left", "number")
+
+    def __init__(self, number: int = 0, left: float = 0.0) -> None:
+        self.number = number
+        self.left = left
+
+
+class Voter:
+    """A server that votes; `store` is None until it was reached for the first time."""
+
+    def __init__(self, url: str, prefix: str, longest_ttl: float) -> None:
+        address = parse_address(url)
+        if address.kind is not Kind.STANDALONE:
+            raise InvalidRequest("A quorum is made of single servers that know nothing of each other.", field="urls")
+        self.name = str(address.nodes[0])
+        self.store: Store | None = None
+        self.trouble = "not reached yet"
+        self._settings = StoreSettings(url=url, prefix=prefix, volatile=True)
+        self._longest_ttl = longest_ttl
+        self._votes_from: dict[str, float] = {}
+        self._opened = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Reach the server and stay connected for as long as this runs."""
+        while True:
+            try:
+                async with open_store(self._settings, wait_seconds=OPEN_SECONDS) as store:
+                    facts = await store.facts()
+                    if facts[0].memory_policy != "noeviction":
+                        self.trouble = f"may evict votes (maxmemory-policy {facts[0].memory_policy})"
+                        log.warning("server cannot vote", server=self.name, trouble=self.trouble)
+                        await asyncio.Event().wait()
+                    self.store, self.trouble = store, ""
+                    self._opened.set()
+                    await asyncio.Event().wait()
+            except HeadgateError as error:
+                self.trouble = str(error)
+                await asyncio.sleep(PAUSE_SECONDS)
+            finally:
+                self.store = None
+
+    async def opened(self) -> None:
+        """Wait until the server was reached for the first time."""
+        await self._opened.wait()
+
+    def thing(self, namespace: str, name: str) -> Thing:
+        """Name the thing that the lock's vote is on this server."""
+        return self.reached.thing("vote", namespace, name)
+
+    @property
+    def reached(self) -> Store:
+        """Give the server's store; raises StoreUnavailable while it was never reached."""
+        if self.store is None:
+            raise StoreUnavailable(f"{self.name} cannot be reached: {self.trouble}.")
+        return self.store
+
+    async def vote(self, namespace: str, name: str, holder: str, ttl_ms: int, floor: int, deadline: float) -> Vote:
+        """Ask for this server's vote; raises StoreUnavailable when it does not answer or may not vote."""
+        store = self.reached
+        given, number, replication_id = cast(
+            "tuple[int, bytes, bytes]",
+            await store.run(VOTE, self.thing(namespace, name), holder, ttl_ms, floor, KEEP_MS, deadline=deadline),
+        )
+        if not given:
+            return Vote(left=int(number) / 1000)
+        silent = await self._silent_for(store, replication_id.decode(), deadline)
+        if silent > 0:
+            raise StoreUnavailable(f"{self.name} restarted and does not vote for {silent:.0f} s.")
+        return Vote(int(number))
+
+    async def unvote(self, namespace: str, name: str, holder: str, deadline: float) -> None:
+        """Take this server's vote back."""
+        await self.reached.run(UNVOTE, self.thing(namespace, name), holder, deadline=deadline)
+
+    async def show(self, namespace: str, name: str, deadline: float) -> LockState:
+        """Tell how this server's vote stands."""
+        reply = await self.reached.run(SHOW, self.thing(namespace, name), deadline=deadline)
+        held, fence, _, left, *_ = cast("list[int | bytes]", reply)
+        return LockState(name, held == 1, int(fence), 0, int(left))
+
+    async def state(self, deadline: float) -> str:
+        """Say whether this server votes: voting, silent (it restarted lately), or away."""
+        try:
+            store = self.reached
+            thing = self.thing("default", "health")
+            await store.read(thing, "PING", deadline=deadline)
+            link = await store.route.link(thing.slot)
+            silent = await self._silent_for(store, link.replication_id, deadline)
+        except HeadgateError:
+            return "away"
+        return "silent" if silent > 0 else "voting"
+
+    async def _silent_for(self, store: Store, replication_id: str, deadline: float) -> float:
+        """Tell for how long this life of the server may not vote: one longest TTL from its start, unless it loses nothing."""
+        loop = asyncio.get_running_loop()
+        votes_from = self._votes_from.get(replication_id)
+        if votes_from is None:
+            thing = self.thing("default", "health")
+            info = read_info(await store.read(thing, "INFO", "server", deadline=deadline))
+            info |= read_info(await store.read(thing, "INFO", "persistence", deadline=deadline))
+            started = loop.time() - int(info.get("uptime_in_seconds", 0))
+            durable = info.get("aof_enabled") == "1" and await _syncs_always(store, thing, deadline)
+            votes_from = -inf if durable else started + self._longest_ttl
+            self._votes_from = {replication_id: votes_from}
+        return votes_from - loop.time()
+
+
+async def _syncs_always(store: Store, thing: Thing, deadline: float) -> bool:
+    """Tell whether every write is on disk before it is answered; where CONFIG is denied we cannot know."""
+    try:
+        return await store.read(thing, "CONFIG", "GET", "appendfsync", deadline=deadline) == [b"appendfsync", b"always"]
+    except StoreUnavailable:
+        raise
+    except HeadgateError:
+        return False
