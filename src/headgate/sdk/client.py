@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import cached_property
 from types import TracebackType
 
 from headgate.sdk.http import Http
+from headgate.sdk.queue import Queue, queue_of
 from headgate.store import Store, StoreSettings, open_store
 
 
@@ -31,6 +33,11 @@ class Headgate:
         if self._backend is None:
             raise RuntimeError("use this client inside 'async with'")
         return self._backend
+
+    @cached_property
+    def queue(self) -> Queue:
+        """The waiting room: stand in line, offer seats, redeem tickets."""
+        return queue_of(self.backend, self.namespace)
 
     async def __aenter__(self) -> Headgate:
         async with AsyncExitStack() as stack:

@@ -1,0 +1,139 @@
+"""A server's side of the waiting room: seats on offer, kept alive by heartbeats, with a report of who is inside.
+
+The store trusts a report only as far as its `asOf`. A redeem whose answer is still on its way must not be reported as
+absent, so while redeems are under way, `asOf` stays at what was known when the oldest of them began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headgate.kit.ids import new_ulid
+from headgate.kit.problems import HeadgateError
+from headgate.waiting_room.model import BEAT_SECONDS, Reason, Redeemed
+
+if TYPE_CHECKING:
+    from headgate.sdk.queue import Line
+
+REPORT_EVERY = 10
+RETRY_SECONDS = 0.5
+
+log = structlog.get_logger()
+
+
+class Offer:
+    """Seats on offer. `sessions` is who is inside, `draining` is set when this server should take nobody new."""
+
+    def __init__(
+        self,
+        line: Line,
+        *,
+        queue: str,
+        capacity: int,
+        max_capacity: int | None,
+        address: str,
+        instance_id: str | None,
+        sessions: Sequence[str],
+    ) -> None:
+        self.queue = queue
+        self.capacity = capacity
+        self.max_capacity = max_capacity
+        self.address = address
+        self.instance_id = instance_id or new_ulid()
+        self.sessions: set[str] = set(sessions)
+        self.draining = asyncio.Event()
+        self._line = line
+        self._latest = 0
+        self._under_way: dict[object, int] = {}
+        self._report_in = 0
+        self._due = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Offer:
+        await self.beat()
+        self._beating = asyncio.ensure_future(self._keep_beating())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._beating
+        try:
+            await self._line.remove_server(self.queue, self.instance_id, drain=False)
+        except HeadgateError as problem:
+            log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
+
+    async def redeem(self, ticket_id: str, session_id: str) -> Redeemed:
+        """Spend a ticket for a session on this server."""
+        call = object()
+        self._under_way[call] = self._latest
+        try:
+            redeemed = await self._line.redeem(self.queue, ticket_id, session_id, self.instance_id)
+            self.sessions.add(session_id)
+            self._latest = max(self._latest, redeemed.seq)
+            return redeemed
+        finally:
+            del self._under_way[call]
+
+    async def end(self, session_id: str, reason: Reason | str = Reason.LEFT) -> None:
+        """End a session of this server; if the store is away, the next report ends it."""
+        self.sessions.discard(session_id)
+        try:
+            await self._line.end(self.queue, session_id, self.instance_id, Reason(reason))
+        except HeadgateError:
+            self._report_in = 0
+            raise
+
+    async def drain(self) -> None:
+        """Take nobody new: tickets already given are honoured and sessions stay."""
+        self.draining.set()
+        await self._line.remove_server(self.queue, self.instance_id, drain=True)
+
+    def beat_soon(self) -> None:
+        """Send the next heartbeat now, for a capacity that changed."""
+        self._due.set()
+
+    async def beat(self) -> None:
+        """Renew the lease; every so often, and whenever the store asks, say who is inside."""
+        reporting = self._report_in <= 0
+        as_of = min(self._under_way.values(), default=self._latest)
+        beat = await self._line.heartbeat(
+            self.queue,
+            self.instance_id,
+            capacity=self.capacity,
+            max_capacity=self.max_capacity,
+            address=self.address,
+            sessions=sorted(self.sessions) if reporting else None,
+            as_of=as_of,
+        )
+        self._report_in = REPORT_EVERY if reporting else self._report_in - 1
+        if beat.report:
+            self._report_in = 0
+            if not reporting:
+                await self.beat()
+        if beat.drain:
+            self.draining.set()
+
+    async def _keep_beating(self) -> None:
+        pause = BEAT_SECONDS
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._due.wait()
+            self._due.clear()
+            try:
+                await self.beat()
+                pause = BEAT_SECONDS
+            except HeadgateError as error:
+                # The store may have lost what it knew of us: say all of it as soon as it is back.
+                self._report_in, pause = 0, RETRY_SECONDS
+                log.warning("heartbeat failed", queue=self.queue, error=error.detail)

@@ -1,0 +1,25 @@
+"""People wait their turn: lines, promotion, tickets, and the seats of the servers behind the door."""
+
+from headgate.waiting_room.model import Beat, Board, Entry, Eta, Reason, Redeemed, Seat, Servers, State, Status, User
+from headgate.waiting_room.policy import Policy, PolicyChange, QueueView
+from headgate.waiting_room.room import WaitingRoom
+from headgate.waiting_room.settings import WaitingRoomSettings
+
+__all__ = [
+    "Beat",
+    "Board",
+    "Entry",
+    "Eta",
+    "Policy",
+    "PolicyChange",
+    "QueueView",
+    "Reason",
+    "Redeemed",
+    "Seat",
+    "Servers",
+    "State",
+    "Status",
+    "User",
+    "WaitingRoom",
+    "WaitingRoomSettings",
+]

@@ -1,0 +1,38 @@
+#!lua
+--- Create a queue or change its policy, if nobody else changed it meanwhile; who did it and what changed is kept.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 audit (stream)   4 events (stream)
+--- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json   5 generation (at least)
+---          6 restoring   7.. field, value
+--- RETURNS  the version now
+--- REFUSES  VERSION_CONFLICT
+--- AGAIN    never: the version it expected is gone after the first time
+--@include queue
+local meta, policy, audit, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local context, expected, who, json = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local generation, restoring = tonumber(ARGV[5]), ARGV[6] == '1'
+local AUDIT_KEPT = 1000
+
+local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
+if expected ~= '' and expected ~= (queue.version or '0') then
+  return { err = 'VERSION_CONFLICT' }
+end
+local old = redis.call('HGET', policy, 'json')
+local version = tonumber(queue.version or redis.call('HGET', meta, 'version_last') or 0) + 1
+if queue.deleted then
+  queue.generation = queue.generation + 1
+end
+queue.generation = math.max(queue.generation, generation)
+if restoring then
+  queue.lost = queue.now
+end
+for i = 7, #ARGV, 2 do
+  redis.call('HSET', policy, ARGV[i], ARGV[i + 1])
+end
+redis.call('HSET', policy, 'json', json, 'version', text_of(version))
+redis.call('HDEL', meta, 'deleted')
+redis.call('PERSIST', meta)
+close_queue(queue)
+emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', restoring and 'restore' or 'configure',
+  'old', old or '', 'new', json)
+hint(events, 'policy')
+return version

@@ -1,0 +1,73 @@
+#!lua
+--- Renew servers' leases and take what they say of themselves. A report of sessions is the truth up to its as_of: what it
+--- lacks has ended, what it has beyond what we know is inside. Until it reports, a server we do not know offers no seat.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
+---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
+---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
+---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
+---          16 traces (hash)
+--- ARGV     1 context   2 lease_ms   3.. server, capacity, most, address, as_of, reporting, report (ids, spaces between)
+--- RETURNS  for each server: drain, report wanted, its latest seq, wake
+--- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
+--- AGAIN    same answer: the same report changes nothing more
+--@include moves
+local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local context, lease_ms = ARGV[1], tonumber(ARGV[2])
+
+local queue = open_queue({
+  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
+  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
+  events = events, traces = traces,
+}, context)
+local refusal = unknown(queue)
+if refusal then
+  return refuse_all(refusal, 3, #ARGV, 7)
+end
+
+--- Make the sessions of a server those of its report, except the ones redeemed after it was written.
+local function repair(server, as_of, report)
+  local inside = {}
+  for id in string.gmatch(report, '%S+') do
+    inside[id] = true
+  end
+  local prefix = seat(server, 's', '')
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', seats, '[' .. prefix, '(' .. server .. ':s;')) do
+    local id = string.sub(member, #prefix + 1)
+    local session = read_session(queue, id)
+    if inside[id] then
+      inside[id] = nil
+    elseif not session then
+      redis.call('ZREM', seats, member)
+    elseif session.seq <= as_of then
+      end_session(queue, session, false)
+    end
+  end
+  for id in pairs(inside) do
+    -- Another server's session of this id stays that server's.
+    if redis.call('HEXISTS', sessions, id) == 0 then
+      write_session(queue, { id = id, seq = as_of, server = server, user = '' })
+      redis.call('ZADD', seats, 0, prefix .. id)
+    end
+  end
+end
+
+local replies = {}
+for i = 3, #ARGV, 7 do
+  local id, capacity, most, address = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
+  local as_of, reporting, report = tonumber(ARGV[i + 4]), ARGV[i + 5] == '1', ARGV[i + 6]
+  local server = read_server(queue, id) or { id = id, draining = false, seq = 0, epoch = '0' }
+  server.capacity, server.most, server.address = math.min(capacity, most), most, address
+  if reporting then
+    server.epoch, server.reported = queue.epoch, true
+    repair(id, as_of, report)
+  end
+  write_server(queue, server)
+  redis.call('ZADD', leases, text_of(queue.time + lease_ms), id)
+  replies[#replies + 1] = {
+    server.draining and 1 or 0, server.reported and 0 or 1, server.seq, queue.idle and 1 or 0,
+  }
+end
+close_queue(queue)
+return replies

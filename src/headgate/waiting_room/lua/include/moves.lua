@@ -1,0 +1,129 @@
+--- How people and seats move. `seats` holds server:kind:id, all of one score, so that a server's are counted and found by
+--- their prefix; kinds are h (held by a ticket), s (a session) and k (kept for somebody who was dropped).
+--@include queue
+--@include user
+local function seat(server, kind, id)
+  return server .. ':' .. kind .. ':' .. id
+end
+
+local function seats_of(queue, server, kind)
+  local prefix = server .. ':' .. (kind or '')
+  return redis.call('ZLEXCOUNT', queue.keys.seats, '[' .. prefix .. (kind and ':' or ''),
+    '(' .. (kind and prefix .. ';' or server .. ';'))
+end
+
+--- What a server last said of itself; reported is true if it said so in this epoch, so its sessions are known.
+local function read_server(queue, id)
+  local text = redis.call('HGET', queue.keys.servers, id)
+  if not text then
+    return nil
+  end
+  local capacity, most, draining, seq, epoch, address = string.match(text, '^(%d+) (%d+) (%d) (%d+) (%S+) (.*)$')
+  return {
+    id = id, capacity = tonumber(capacity), most = tonumber(most), draining = draining == '1', seq = tonumber(seq),
+    reported = epoch == queue.epoch, epoch = epoch, address = address,
+  }
+end
+
+local function write_server(queue, server)
+  redis.call('HSET', queue.keys.servers, server.id, text_of(server.capacity) .. ' ' .. text_of(server.most) .. ' '
+    .. (server.draining and 1 or 0) .. ' ' .. text_of(server.seq) .. ' ' .. server.epoch .. ' ' .. server.address)
+end
+
+local function live(queue, id)
+  local lease = redis.call('ZSCORE', queue.keys.leases, id)
+  return lease and tonumber(lease) > queue.time
+end
+
+local function read_session(queue, id)
+  local text = redis.call('HGET', queue.keys.sessions, id)
+  if not text then
+    return nil
+  end
+  local seq, server, user = string.match(text, '^(%d+):([^:]*):(.*)$')
+  return { id = id, seq = tonumber(seq), server = server, user = user }
+end
+
+local function write_session(queue, session)
+  redis.call('HSET', queue.keys.sessions, session.id,
+    text_of(session.seq) .. ':' .. session.server .. ':' .. session.user)
+end
+
+--- Put somebody where they wait, at the place they have; the caller writes the record.
+local function stand_in_line(queue, user)
+  if user.ticket ~= '' then
+    redis.call('HDEL', queue.keys.tickets, user.ticket)
+  end
+  user.state, user.ticket, user.server, user.session, user.unwritten = 'W', '', '', '', true
+  redis.call('ZADD', queue.keys.waiting, text_of(user.place), user.id)
+end
+
+--- Somebody is done, one way or another; what became of them can be asked for a while.
+local function finish(queue, user, state)
+  user.state = state
+  write_user(queue.keys.users, user)
+  redis.call('ZADD', queue.keys.finished, text_of(queue.now + queue.finished_ms), user.id)
+  redis.call('HDEL', queue.keys.traces, user.id)
+end
+
+local function free_hold(queue, user)
+  redis.call('ZREM', queue.keys.holds, user.ticket)
+  redis.call('ZREM', queue.keys.seats, seat(user.server, 'h', user.ticket))
+end
+
+local function free_kept(queue, user)
+  redis.call('ZREM', queue.keys.kept, user.id)
+  redis.call('ZREM', queue.keys.seats, seat(user.server, 'k', user.id))
+end
+
+--- Give a ticket that holds a seat on a server; whatever the person held before must be free already.
+local function give_ticket(queue, user, server, ticket)
+  if user.ticket ~= '' then
+    redis.call('HDEL', queue.keys.tickets, user.ticket)
+  end
+  user.state, user.ticket, user.server, user.session, user.shown = 'P', ticket, server, '', 0
+  write_user(queue.keys.users, user)
+  redis.call('HSET', queue.keys.tickets, ticket, queue.epoch .. ':' .. user.id)
+  redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), ticket)
+  redis.call('ZADD', queue.keys.seats, 0, seat(server, 'h', ticket))
+  count(queue, 'issued', 1)
+end
+
+--- A ticket was not used in time: its seat is free, and status says EXPIRED.
+local function expire_ticket(queue, user)
+  free_hold(queue, user)
+  finish(queue, user, 'E')
+  count(queue, 'expired', 1)
+end
+
+--- End a session; `dropped` keeps its seat for the owner to come back to.
+local function end_session(queue, session, dropped)
+  redis.call('HDEL', queue.keys.sessions, session.id)
+  redis.call('ZREM', queue.keys.seats, seat(session.server, 's', session.id))
+  redis.call('ZREM', queue.keys.stays, session.id)
+  local user = session.user ~= '' and read_user(queue.keys.users, session.user) or nil
+  if not user or user.state ~= 'A' or user.session ~= session.id then
+    return
+  end
+  if dropped and queue.reentry_ms > 0 then
+    user.state, user.server = 'K', session.server
+    write_user(queue.keys.users, user)
+    redis.call('ZADD', queue.keys.kept, text_of(queue.time + queue.reentry_ms), user.id)
+    redis.call('ZADD', queue.keys.seats, 0, seat(user.server, 'k', user.id))
+  else
+    finish(queue, user, 'F')
+    count(queue, 'finished', 1)
+  end
+end
+
+--- Forget somebody for good.
+local function forget(queue, id)
+  local user = read_user(queue.keys.users, id)
+  redis.call('ZREM', queue.keys.finished, id)
+  if user and string.find('EFLB', user.state, 1, true) then
+    if user.ticket ~= '' then
+      redis.call('HDEL', queue.keys.tickets, user.ticket)
+    end
+    redis.call('HDEL', queue.keys.users, id)
+  end
+end

@@ -1,0 +1,106 @@
+--- What time ends: tickets, kept seats, stays, absences, dead servers, and the memory of those who are done.
+--@include placement
+
+local function due(key, until_ms, most)
+  return redis.call('ZRANGEBYSCORE', key, '-inf', text_of(until_ms), 'LIMIT', 0, most)
+end
+
+--- End at most `budget` things that are due by themselves; gives what is left of the budget.
+local function sweep(queue, budget)
+  local keys = queue.keys
+  for _, ticket in ipairs(due(keys.holds, queue.time, budget)) do
+    local id = string.match(redis.call('HGET', keys.tickets, ticket) or '', '^%d+:(.*)$')
+    local user = id and read_user(keys.users, id)
+    if user and user.state == 'P' and user.ticket == ticket then
+      expire_ticket(queue, user)
+      queue.changed[#queue.changed + 1] = id
+    else
+      redis.call('ZREM', keys.holds, ticket)
+    end
+    budget = budget - 1
+  end
+  for _, id in ipairs(due(keys.kept, queue.time, budget)) do
+    local user = read_user(keys.users, id)
+    if user and user.state == 'K' then
+      free_kept(queue, user)
+      finish(queue, user, 'F')
+      count(queue, 'finished', 1)
+    else
+      redis.call('ZREM', keys.kept, id)
+    end
+    budget = budget - 1
+  end
+  for _, id in ipairs(due(keys.stays, queue.time, budget)) do
+    end_session(queue, read_session(queue, id) or { id = id, server = '', user = '' }, false)
+    budget = budget - 1
+  end
+  for _, id in ipairs(due(keys.away, queue.time, budget)) do
+    local user = read_user(keys.users, id)
+    redis.call('ZREM', keys.away, id)
+    if user and user.state == 'Y' then
+      finish(queue, user, 'B')
+      count(queue, 'abandoned', 1)
+    end
+    budget = budget - 1
+  end
+  for _, id in ipairs(due(keys.finished, queue.now, budget)) do
+    forget(queue, id)
+    budget = budget - 1
+  end
+  local surplus = redis.call('ZCARD', keys.finished) - queue.most_finished
+  if surplus > 0 and budget > 0 then
+    for _, id in ipairs(redis.call('ZRANGE', keys.finished, 0, math.min(surplus, budget) - 1)) do
+      forget(queue, id)
+      budget = budget - 1
+    end
+  end
+  return budget
+end
+
+--- Clear servers whose lease is over: sessions end, holders get a seat elsewhere and a new ticket, or the head of the line.
+local function clear_dead(queue, budget, pick, new_ticket)
+  local keys = queue.keys
+  for _, server in ipairs(due(keys.leases, queue.time, budget)) do
+    local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. server .. ':', '(' .. server .. ';', 'LIMIT', 0, budget)
+    for _, member in ipairs(members) do
+      local kind, id = string.match(member, '^[^:]*:(.):(.*)$')
+      redis.call('ZREM', keys.seats, member)
+      if kind == 's' then
+        end_session(queue, read_session(queue, id) or { id = id, server = server, user = '' }, false)
+      else
+        local holder = id
+        if kind == 'h' then
+          redis.call('ZREM', keys.holds, id)
+          holder = string.match(redis.call('HGET', keys.tickets, id) or '', '^%d+:(.*)$')
+        end
+        local user = holder and read_user(keys.users, holder)
+        if user and kind == 'k' and user.state == 'K' then
+          redis.call('ZREM', keys.kept, id)
+          finish(queue, user, 'F')
+          count(queue, 'finished', 1)
+        elseif user and kind == 'h' and user.state == 'P' and user.ticket == id then
+          local other = pick()
+          if other then
+            give_ticket(queue, user, other.id, new_ticket())
+          else
+            user.seen = queue.seconds
+            stand_in_line(queue, user)
+            write_user(keys.users, user)
+          end
+          queue.changed[#queue.changed + 1] = holder
+          count(queue, 'moved', 1)
+        end
+      end
+      budget = budget - 1
+    end
+    if budget > 0 then
+      redis.call('ZREM', keys.leases, server)
+      redis.call('HDEL', keys.servers, server)
+      count(queue, 'servers_cleared', 1)
+      budget = budget - 1
+    else
+      break
+    end
+  end
+  return budget
+end

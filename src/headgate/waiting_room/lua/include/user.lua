@@ -1,0 +1,28 @@
+--- A person's record, packed into some 25 bytes and the nickname, since a line may be a million long.
+--- States: W waiting, P promoted, A active, K dropped with the seat kept, Y away, E expired, F finished, L left, B abandoned.
+local USER_FORM = '<c1BdI4I4I4Bc0Bc0Bc0'
+
+local function read_user(users, id)
+  local packed = redis.call('HGET', users, id)
+  if not packed then
+    return nil
+  end
+  local state, account, place, shown, seen, eta, ticket, server, session, rest = struct.unpack(USER_FORM, packed)
+  return {
+    id = id, state = state, account = account, place = place, shown = shown, seen = seen, eta = eta,
+    ticket = ticket, server = server, session = session, nickname = string.sub(packed, rest),
+  }
+end
+
+local function write_user(users, user)
+  local packed = struct.pack(USER_FORM, user.state, user.account, user.place, user.shown, user.seen, user.eta,
+    #user.ticket, user.ticket, #user.server, user.server, #user.session, user.session)
+  redis.call('HSET', users, user.id, packed .. user.nickname)
+end
+
+local function new_user(id, nickname, account, place)
+  return {
+    id = id, state = 'W', account = account, place = place, shown = 0, seen = 0, eta = 0,
+    ticket = '', server = '', session = '', nickname = nickname,
+  }
+end

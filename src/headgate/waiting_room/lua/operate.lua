@@ -1,0 +1,74 @@
+#!lua
+--- Pause, resume, drain, admit by hand, reset or delete a queue, as its operator says; each leaves a trace in the audit.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 users (hash)   5 tickets (hash)   6 holds (zset)
+---          7 seats (zset)   8 kept (zset)   9 away (zset)   10 finished (zset)   11 sessions (hash)   12 servers (hash)
+---          13 leases (zset)   14 stays (zset)   15 events (stream)   16 traces (hash)   17 audit (stream)   18 history (stream)
+--- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number   7 tombstone_ms
+--- RETURNS  the version now
+--- REFUSES  QUEUE_UNKNOWN QUEUE_LOST VERSION_CONFLICT
+--- AGAIN    same answer: a request that was carried out is not carried out again
+--@include moves
+local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local leases, stays, events, traces, audit, history = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
+local context, action, who, expected, request = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local number, tombstone_ms = tonumber(ARGV[6]), ARGV[7]
+local AUDIT_KEPT = 1000
+
+local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
+local done = redis.call('HGET', meta, 'request') == request
+if done then
+  return tonumber(queue.version or redis.call('HGET', meta, 'version_last'))
+end
+local refusal = unknown(queue)
+if refusal then
+  return refusal
+end
+if expected ~= '' and expected ~= queue.version then
+  return { err = 'VERSION_CONFLICT' }
+end
+local version = tonumber(queue.version) + 1
+local old = 'paused=' .. (queue.paused and 1 or 0) .. ' draining=' .. (queue.draining and 1 or 0) .. ' generation='
+  .. text_of(queue.generation)
+
+if action == 'pause' then
+  redis.call('HSET', meta, 'paused', 1, 'grants', 0)
+elseif action == 'resume' then
+  redis.call('HDEL', meta, 'paused', 'draining')
+elseif action == 'drain' then
+  redis.call('HSET', meta, 'draining', 1)
+elseif action == 'admit' then
+  redis.call('HINCRBY', meta, 'grants', number)
+elseif action == 'reset' then
+  -- Players on servers stay, and their servers go on reporting them; everybody else is told to enter again.
+  for _, id in ipairs(redis.call('ZRANGE', stays, 0, -1)) do
+    redis.call('HDEL', sessions, id)
+    redis.call('ZREM', seats, seat('', 's', id))
+  end
+  for _, member in ipairs(redis.call('ZRANGE', seats, 0, -1)) do
+    if not string.find(member, '^[^:]*:s:') then
+      redis.call('ZREM', seats, member)
+    end
+  end
+  redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
+  queue.generation, queue.lost = queue.generation + 1, queue.now
+elseif action == 'delete' then
+  redis.call('UNLINK', policy, waiting, users, tickets, holds, seats, kept, away, finished, sessions, servers, leases,
+    stays, traces, history)
+  redis.call('HSET', meta, 'deleted', 1, 'version_last', text_of(version))
+  redis.call('HDEL', meta, 'paused', 'draining', 'grants', 'tokens', 'tokens_at')
+  redis.call('PEXPIRE', meta, tombstone_ms)
+end
+if action ~= 'delete' then
+  redis.call('HSET', policy, 'version', text_of(version))
+end
+redis.call('HSET', meta, 'request', request)
+close_queue(queue)
+emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', action, 'old', old,
+  'new', action == 'admit' and 'count=' .. text_of(number) or '')
+if action == 'delete' then
+  redis.call('UNLINK', events)
+  redis.call('PEXPIRE', audit, tombstone_ms)
+end
+hint(events, action)
+return version

@@ -1,0 +1,108 @@
+#!lua
+--- One step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for each.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
+---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
+---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
+---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
+---          16 traces (hash)
+---          17 history (stream)
+--- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4.. ticket (new ids, as many as most)
+--- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,
+---          seconds predicted at entry, trace
+--- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
+--- AGAIN    same answer: what a tick, the rate and the seats allow is kept in the store, so a second run calls no one over
+--@include sweep
+--@include allowance
+--@include minutes
+local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local history = KEYS[17]
+local context, most, most_finished = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local queue = open_queue({
+  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
+  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
+  events = events, traces = traces,
+}, context)
+local refusal = unknown(queue)
+if refusal then
+  return refusal
+end
+queue.changed, queue.most_finished = {}, most_finished
+local next_ticket = 3
+local function new_ticket()
+  next_ticket = next_ticket + 1
+  return ARGV[next_ticket]
+end
+
+local length = redis.call('ZCARD', waiting)
+local budget = sweep(queue, most)
+local servers_open = queue.fixed and {} or open_servers(queue, false)
+local pick = queue.fixed and fixed_picker(0) or picker(servers_open, queue.packed)
+budget = clear_dead(queue, budget, pick, new_ticket)
+-- Seats freed or taken a moment ago count: the pick above only served those whose server died.
+if queue.fixed then
+  pick = fixed_picker(queue.capacity - redis.call('ZCARD', seats))
+end
+local room = queue.capacity and not queue.fixed and queue.capacity - redis.call('ZCARD', seats) or most
+
+local allowed, grants, take = allowance(queue)
+local wanted = math.min(allowed + grants, room)
+local called, replies, examined, full = 0, {}, 0, false
+while called < wanted and budget > 0 and not full do
+  local front = redis.call('ZRANGE', waiting, 0, math.min(wanted - called, budget) - 1)
+  if #front == 0 then
+    break
+  end
+  for _, id in ipairs(front) do
+    local user = read_user(users, id)
+    budget, examined = budget - 1, examined + 1
+    if not user or user.state ~= 'W' then
+      redis.call('ZREM', waiting, id)
+    elseif (queue.seconds - user.seen) * 1000 > queue.grace_ms then
+      redis.call('ZREM', waiting, id)
+      redis.call('ZADD', away, text_of(queue.time + queue.keep_ms), id)
+      user.state = 'Y'
+      write_user(users, user)
+      queue.serving = math.max(queue.serving, user.place)
+      queue.changed[#queue.changed + 1] = id
+      count(queue, 'away', 1)
+    else
+      local server = pick()
+      if not server then
+        full = true
+        break
+      end
+      redis.call('ZREM', waiting, id)
+      give_ticket(queue, user, server.id, new_ticket())
+      called = called + 1
+      queue.serving = math.max(queue.serving, user.place)
+      queue.changed[#queue.changed + 1] = id
+      replies[#replies + 1] = id
+      replies[#replies + 1] = math.max(0, math.floor((queue.thing.us - user.place) / 1000))
+      replies[#replies + 1] = user.eta
+      replies[#replies + 1] = redis.call('HGET', traces, id) or ''
+    end
+  end
+end
+if called > 0 then
+  count(queue, 'admitted', called)
+end
+take(called)
+measure_flow(queue, length, called)
+note_minute(queue, history, replies)
+
+local busy = redis.call('ZCARD', waiting) + redis.call('ZCARD', away) + redis.call('ZCARD', leases)
+  + redis.call('ZCARD', seats)
+local due_in = busy > 0 and until_next_tick(queue) or -1
+local first = due_in < 0 and redis.call('ZRANGE', finished, 0, 0, 'WITHSCORES') or {}
+if first[2] then
+  due_in = math.max(1000, tonumber(first[2]) - queue.now)
+end
+redis.call('HSET', meta, 'idle', busy == 0 and 1 or 0)
+close_queue(queue)
+if #queue.changed > 0 then
+  hint(events, 'changed ' .. table.concat(queue.changed, ' '))
+end
+return { budget <= 0 and 1 or 0, due_in, unpack(replies) }

@@ -1,0 +1,90 @@
+#!lua
+--- Spend tickets, each exactly once: the held seat becomes a session's. The same session may ask again.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
+---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
+---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
+---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
+---          16 traces (hash)
+--- ARGV     1 context   2.. ticket, instance, session
+--- RETURNS  for each ticket: user, nickname, server, seq, held_ms, trace, wake
+--- REFUSES  QUEUE_UNKNOWN QUEUE_LOST TICKET_INVALID TICKET_USED TICKET_EXPIRED SESSION_TAKEN
+--- AGAIN    same answer: a ticket spent by this session answers as before
+--@include moves
+local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local context = ARGV[1]
+
+local queue = open_queue({
+  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
+  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
+  events = events, traces = traces,
+}, context)
+local refusal = unknown(queue)
+if refusal then
+  return refuse_all(refusal, 2, #ARGV, 3)
+end
+
+local function redeem(ticket, instance, session)
+  local epoch, id = string.match(redis.call('HGET', tickets, ticket) or '', '^(%d+):(.*)$')
+  local user = id and read_user(users, id)
+  if not user or user.ticket ~= ticket or string.find('WYL', user.state, 1, true) then
+    return { err = 'TICKET_INVALID' }
+  end
+  if instance ~= '' and user.server ~= '' and instance ~= user.server then
+    return { err = 'TICKET_INVALID This ticket holds a seat on another server.' }
+  end
+  if user.state ~= 'P' and user.state ~= 'E' then
+    local known = user.state == 'A' and user.session == session and read_session(queue, session)
+    if not known then
+      return { err = 'TICKET_USED' }
+    end
+    return { id, user.nickname, known.server, known.seq, -1, '', 0 }
+  end
+  local deadline = tonumber(redis.call('ZSCORE', holds, ticket) or 0)
+  if user.state == 'E' or deadline <= queue.time then
+    return { err = 'TICKET_EXPIRED' }
+  end
+  if epoch ~= queue.epoch then
+    return { err = 'TICKET_INVALID The store may have lost writes, so tickets from before are void; ask for your status.' }
+  end
+  if redis.call('HEXISTS', sessions, session) == 1 then
+    return { err = 'SESSION_TAKEN' }
+  end
+  local held = user.server
+  free_hold(queue, user)
+  if held == '' and instance ~= '' and live(queue, instance) then
+    user.server = instance
+  end
+  local seq = next_number(queue.thing)
+  user.state, user.session = 'A', session
+  write_user(users, user)
+  write_session(queue, { id = session, seq = seq, server = user.server, user = id })
+  redis.call('ZADD', seats, 0, seat(user.server, 's', session))
+  local server = user.server ~= '' and read_server(queue, user.server)
+  if server then
+    server.seq = seq
+    write_server(queue, server)
+  else
+    redis.call('ZADD', stays, text_of(queue.time + queue.session_ms), session)
+  end
+  count(queue, 'redeemed', 1)
+  local trace = redis.call('HGET', traces, id)
+  if trace then
+    redis.call('HDEL', traces, id)
+  end
+  return { id, user.nickname, user.server, seq, math.max(0, queue.ticket_ms - (deadline - queue.time)), trace or '',
+    queue.idle and 1 or 0 }
+end
+
+local replies, changed = {}, {}
+for i = 2, #ARGV, 3 do
+  local reply = redeem(ARGV[i], ARGV[i + 1], ARGV[i + 2])
+  replies[#replies + 1] = reply
+  changed[#changed + 1] = not reply.err and reply[1] or nil
+end
+close_queue(queue)
+if #changed > 0 then
+  hint(events, 'changed ' .. table.concat(changed, ' '))
+end
+return replies

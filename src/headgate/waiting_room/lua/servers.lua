@@ -1,0 +1,26 @@
+#!lua flags=no-writes
+--- Show every live server of a queue and what it has to offer.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 seats (zset)   4 servers (hash)   5 leases (zset)
+--- ARGV     1 context
+--- RETURNS  for each server: id, address, capacity, most, sessions, holds, draining, reported
+--- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
+--@include placement
+local meta, policy, seats, servers, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local context = ARGV[1]
+
+local queue = open_queue({ meta = meta, policy = policy, seats = seats, servers = servers, leases = leases }, context)
+local refusal = unknown(queue)
+if refusal then
+  return refusal
+end
+local replies = {}
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. text_of(queue.time), '+inf')) do
+  local server = read_server(queue, id)
+  if server then
+    replies[#replies + 1] = {
+      id, server.address, server.capacity, server.most, seats_of(queue, id, 's'),
+      seats_of(queue, id, 'h') + seats_of(queue, id, 'k'), server.draining and 1 or 0, server.reported and 1 or 0,
+    }
+  end
+end
+return replies

@@ -1,0 +1,166 @@
+"""People, tickets and seats: what the line says of them, and the rules that need no store."""
+
+from __future__ import annotations
+
+import math
+import random
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from headgate.kit.http import Wire
+
+DEFAULT_QUEUE: Final = "main"
+MOST_POLL_MS: Final = 30_000
+LEAST_POLL_MS: Final = 1_000
+LEASE_MS: Final = 10_000
+BEAT_SECONDS: Final = 3.0
+MOST_SESSIONS: Final = 20_000
+
+
+class State(StrEnum):
+    """Where somebody is between entering the line and being done."""
+
+    WAITING = "WAITING"
+    PROMOTED = "PROMOTED"
+    ACTIVE = "ACTIVE"
+    FINISHED = "FINISHED"
+    EXPIRED = "EXPIRED"
+    AWAY = "AWAY"
+    LEFT = "LEFT"
+    ABANDONED = "ABANDONED"
+
+
+class Reason(StrEnum):
+    """Why a session ended: its owner left, or was dropped and may come back to the same seat for a while."""
+
+    LEFT = "left"
+    DROPPED = "dropped"
+
+
+class Eta(Wire):
+    """How long the wait will be, from the admissions measured lately; `low` to `high` is what to expect."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+class Seat(Wire):
+    """The server on which a ticket holds a seat."""
+
+    instance_id: str
+    address: str
+
+
+class Status(Wire, kw_only=True):
+    """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted."""
+
+    status: State
+    queue: str
+    user_id: str
+    rank: int
+    place: int
+    eta: Eta | None
+    poll_after_ms: int
+    ticket_id: str | UnsetType = UNSET
+    ticket: str | UnsetType = UNSET
+    server: Seat | UnsetType = UNSET
+    expires_in_ms: int | UnsetType = UNSET
+    advice: str | UnsetType = UNSET
+
+
+class Entry(Status, kw_only=True):
+    """The answer to an entry: a status, and the signed proof of the place."""
+
+    place_token: str
+
+
+class User(Wire):
+    """Who a ticket was made for."""
+
+    user_id: str
+    nickname: str
+
+
+class Redeemed(Wire):
+    """A ticket that was just spent, or was spent before by this same session."""
+
+    ticket_id: str
+    user: User
+    queue: str
+    seq: int
+    session_id: str
+    instance_id: str
+
+
+class Beat(Wire):
+    """The answer to a server's heartbeat: its latest `seq`, and whether it should drain or report its sessions."""
+
+    drain: bool
+    report: bool
+    seq: int
+    lease_ms: int = LEASE_MS
+
+
+class ServerView(Wire):
+    """One server of a queue, as an operator sees it."""
+
+    instance_id: str
+    address: str
+    capacity: int
+    max_capacity: int
+    sessions: int
+    holds: int
+    draining: bool
+    reported: bool
+
+
+class Servers(Wire):
+    """All servers that offer seats in a queue."""
+
+    queue: str
+    servers: list[ServerView]
+
+
+class Board(Wire):
+    """The line as everybody may see it; `marks` are pairs [place, rank], so that each finds their own rank."""
+
+    queue: str
+    epoch: str
+    generation: int
+    serving: int
+    waiting: int
+    rate_per_second: float
+    marks: list[tuple[int, int]]
+    at: str
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """How fast people were admitted lately: so many a second, known from about so many admissions."""
+
+    rate_per_second: float
+    seen: float
+
+    def eta(self, rank: int) -> Eta | None:
+        """Tell how long somebody at this rank waits, or None while nothing was measured."""
+        if rank <= 0 or self.rate_per_second <= 0 or self.seen < 1:
+            return None
+        seconds = rank / self.rate_per_second
+        # About nine in ten waits fall inside: the spread of a count is its root.
+        doubt = min(0.8, 1.64 / math.sqrt(self.seen))
+        return Eta(round(seconds, 1), round(seconds * (1 - doubt), 1), round(seconds / (1 - doubt), 1))
+
+
+def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0) -> int:
+    """Say when to ask again: soon near the front, seldom far behind, never all together."""
+    base = LEAST_POLL_MS + 20 * max(0, rank - 20)
+    if eta is not None:
+        base = min(base, int(eta.low * 500)) if eta.low * 500 > LEAST_POLL_MS else LEAST_POLL_MS
+    base = min(base, MOST_POLL_MS, int(grace_seconds * 400))
+    return max(LEAST_POLL_MS // 2, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))
+
+
+Text64 = Annotated[str, Meta(min_length=1, max_length=64)]

@@ -1,0 +1,207 @@
+"""A queue's policy: what its operator decides, checked before it is written."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from headgate.kit.http import Wire
+from headgate.kit.ids import display_text
+from headgate.kit.problems import InvalidRequest
+
+Count = Annotated[int, Meta(ge=0, le=10_000_000)]
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+
+
+class Seats(StrEnum):
+    """Where seats come from: one number, or the live servers' own."""
+
+    FIXED = "fixed"
+    SERVERS = "servers"
+
+
+class Placement(StrEnum):
+    """Which server gets the next one: that with the most free seats, or the fullest that has one."""
+
+    MOST_FREE = "most-free"
+    PACKED = "packed"
+
+
+class FailMode(StrEnum):
+    """What the gate says when the store is away."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Bypass(Wire):
+    """Who passes the gate without standing in line."""
+
+    paths: list[str] = []
+    addresses: list[str] = []
+    header: str = ""
+
+
+class Theme(Wire):
+    """The operator's colours and logo; colours are #rrggbb, the logo is a path or an https address."""
+
+    color: str | None = None
+    background: str | None = None
+    logo: str | None = None
+
+
+class Auto(Wire):
+    """When a queue switches itself on, and for which resources it makes queues of its own."""
+
+    resource: Annotated[str, Meta(min_length=1, max_length=256)]
+    event_type: Annotated[str, Meta(max_length=64)] = ""
+    threshold: Annotated[int, Meta(ge=1)] = 100
+    window_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10
+    cooldown_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60
+    max_queues: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class Policy(Wire, kw_only=True):
+    """The whole policy of a queue."""
+
+    seats: Seats = Seats.SERVERS
+    capacity: Count | None = None
+    rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
+    burst: Annotated[float, Meta(ge=1, le=1_000_000)] | None = None
+    batch: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    tick_ms: Annotated[int, Meta(ge=100, le=60_000)] = 1000
+    ticket_ttl_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 60
+    session_ttl_seconds: Annotated[float, Meta(ge=1, le=31_536_000)] = 600
+    grace_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 120
+    keep_seconds: Seconds = 900
+    reentry_seconds: Seconds = 120
+    max_length: Count | None = None
+    opens_at: datetime | None = None
+    placement: Placement = Placement.MOST_FREE
+    fail_mode: FailMode = FailMode.CLOSED
+    finished_seconds: Seconds = 3600
+    paths: list[str] = []
+    bypass: Bypass = Bypass()
+    queue_all: bool = False
+    return_hosts: list[str] = []
+    auto: Auto | None = None
+    message: str = ""
+    theme: Theme = Theme()
+
+    def checked(self) -> Policy:
+        """Check what the types cannot say; raises InvalidRequest."""
+        if self.message:
+            display_text(self.message, "message", 500)
+        if self.opens_at is not None and self.opens_at.tzinfo is None:
+            raise InvalidRequest("opensAt needs a time zone, such as 2026-01-01T09:00:00Z.", field="opensAt")
+        if self.seats is Seats.FIXED and self.capacity is None:
+            raise InvalidRequest("Seats are fixed, so capacity must say how many.", field="capacity")
+        return self
+
+    def for_script(self) -> list[str | int | float]:
+        """Give what scripts need as field, value, …; times are in milliseconds, empty means no limit."""
+        rate = self.rate_per_second
+        burst = self.burst if self.burst is not None else max(1.0, (rate or 0) * self.tick_ms / 1000)
+        opens_ms = "" if self.opens_at is None else int(self.opens_at.timestamp() * 1000)
+        return [
+            *("fixed", int(self.seats is Seats.FIXED)),
+            *("capacity", _or_empty(self.capacity)),
+            *("rate", _or_empty(rate)),
+            *("burst", burst),
+            *("batch", self.batch),
+            *("tick", self.tick_ms),
+            *("ticket", int(self.ticket_ttl_seconds * 1000)),
+            *("session", int(self.session_ttl_seconds * 1000)),
+            *("grace", int(self.grace_seconds * 1000)),
+            *("keep", int(self.keep_seconds * 1000)),
+            *("reentry", int(self.reentry_seconds * 1000)),
+            *("longest", _or_empty(self.max_length)),
+            *("opens", opens_ms),
+            *("packed", int(self.placement is Placement.PACKED)),
+            *("finished", int(self.finished_seconds * 1000)),
+        ]
+
+
+class PolicyChange(Wire, kw_only=True):
+    """What an operator wants different; what is absent stays, null takes a limit away."""
+
+    seats: Seats | UnsetType = UNSET
+    capacity: Count | UnsetType | None = UNSET
+    rate_per_second: Annotated[float, Meta(ge=0, le=1000000)] | UnsetType | None = UNSET
+    burst: Annotated[float, Meta(ge=1, le=1000000)] | UnsetType | None = UNSET
+    batch: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
+    tick_ms: Annotated[int, Meta(ge=100, le=60_000)] | UnsetType = UNSET
+    ticket_ttl_seconds: Annotated[float, Meta(ge=1, le=86_400)] | UnsetType = UNSET
+    session_ttl_seconds: Annotated[float, Meta(ge=1, le=31_536_000)] | UnsetType = UNSET
+    grace_seconds: Annotated[float, Meta(ge=1, le=86_400)] | UnsetType = UNSET
+    keep_seconds: Seconds | UnsetType = UNSET
+    reentry_seconds: Seconds | UnsetType = UNSET
+    max_length: Count | UnsetType | None = UNSET
+    opens_at: datetime | UnsetType | None = UNSET
+    placement: Placement | UnsetType = UNSET
+    fail_mode: FailMode | UnsetType = UNSET
+    finished_seconds: Seconds | UnsetType = UNSET
+    paths: list[str] | UnsetType = UNSET
+    bypass: Bypass | UnsetType = UNSET
+    queue_all: bool | UnsetType = UNSET
+    return_hosts: list[str] | UnsetType = UNSET
+    auto: Auto | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    theme: Theme | UnsetType = UNSET
+
+    def applied_to(self, policy: Policy | None) -> Policy:
+        """Give the changed policy; a new one that names a capacity has fixed seats unless it says otherwise."""
+        wanted = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
+        if policy is None and wanted.get("capacity") is not None:
+            wanted.setdefault("seats", Seats.FIXED)
+        return msgspec.structs.replace(policy or Policy(), **wanted).checked()
+
+
+class Figures(Wire, kw_only=True):
+    """How a queue stands now; `capacity` is the seats in force, `rate_per_second` the admissions measured lately."""
+
+    waiting: int
+    live: int
+    away: int
+    holds: int
+    kept: int
+    sessions: int
+    servers: int
+    capacity: int
+    rate_per_second: float
+    entered_total: int
+    admitted_total: int
+    issued_total: int
+    expired_total: int
+    redeemed_total: int
+    finished_total: int
+    left_total: int
+    abandoned_total: int
+    moved_total: int
+
+
+class QueueView(Policy, kw_only=True):
+    """A queue as an operator sees it: the policy, its version, its switches, and how things stand now."""
+
+    queue: str
+    namespace: str
+    version: int
+    generation: int
+    epoch: str
+    serving: int
+    paused: bool
+    draining: bool
+    waiting: int
+    away: int
+    holds: int
+    sessions: int
+    admitted_total: int
+    figures: Figures
+
+
+def _or_empty(value: float | None) -> str | int | float:
+    return "" if value is None else value

@@ -1,0 +1,323 @@
+"""Queues as their operators see them: policies, switches, figures, audit and history; and the write-back of lost ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Final, TypeVar, cast
+
+import msgspec
+import structlog
+
+from headgate.kit.http import Wire
+from headgate.kit.ids import new_ulid, thing_name
+from headgate.kit.problems import HeadgateError, VersionConflict
+from headgate.store import Index, Reply, Store, Thing, script
+from headgate.waiting_room.memory import Memory
+from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
+from headgate.waiting_room.problems import QueueLost, QueueUnknown
+from headgate.waiting_room.signing import PLACE_SECONDS
+
+CONFIGURE = script("headgate.waiting_room", "configure")
+OPERATE = script("headgate.waiting_room", "operate")
+FIGURES = script("headgate.waiting_room", "figures")
+BOARD = script("headgate.waiting_room", "board")
+
+MARKS: Final = 64
+ATTEMPTS: Final = 5
+MOST_RECORDS: Final = 1000
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class AuditRecord(Wire):
+    """Who did what to a queue, and when; `old` and `new` are policies, or switches."""
+
+    at: str
+    who: str
+    action: str
+    old: str
+    new: str
+
+
+class Audit(Wire):
+    """A queue's audit trail, newest first."""
+
+    queue: str
+    records: list[AuditRecord]
+
+
+class Minute(Wire):
+    """What happened in one minute, and how things stood at its end."""
+
+    minute: str
+    entered: int
+    admitted: int
+    issued: int
+    expired: int
+    redeemed: int
+    finished: int
+    left: int
+    abandoned: int
+    moved: int
+    waiting: int
+    away: int
+    holds: int
+    sessions: int
+    mean_wait_seconds: float | None
+    mean_eta_error_seconds: float | None
+
+
+class History(Wire):
+    """A queue's minutes, oldest first."""
+
+    queue: str
+    minutes: list[Minute]
+
+
+class Queues:
+    """All queues of a store."""
+
+    def __init__(self, store: Store, memory: Memory) -> None:
+        self.index = Index(store, "queue")
+        self._store = store
+        self._memory = memory
+        self._listening = ExitStack()
+        self._heard: set[Thing] = set()
+
+    def thing(self, namespace: str, queue: str) -> Thing:
+        """Name a queue; both names come from outside."""
+        return self._store.thing("queue", thing_name(namespace, "namespace"), thing_name(queue, "queue"))
+
+    async def view(self, thing: Thing) -> QueueView:
+        """Show a queue; raises QueueUnknown."""
+        view = _view(thing, await self._read(thing))
+        self._remember(thing, view)
+        return view
+
+    async def list(self, namespace: str | None) -> Sequence[QueueView]:
+        """Show all queues of a namespace, or of all."""
+        found = []
+        for thing in await self.index.list(namespace):
+            try:
+                found.append(_view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing))))
+            except QueueUnknown:
+                continue
+        return found
+
+    async def figures(self) -> dict[str, Figures]:
+        """Give every queue's numbers, by the name that metrics use."""
+        found = {}
+        for view in await self.list(None):
+            thing = self.thing(view.namespace, view.queue)
+            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS))
+            marked = (len(board) - 7) // 2
+            live = round(view.waiting * board[6] / marked) if marked else 0
+            found[label(thing)] = msgspec.structs.replace(view.figures, live=live)
+        return found
+
+    async def configure(
+        self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None
+    ) -> QueueView:
+        """Create a queue or change its policy; `expected` is the version it must have, 0 for a new one."""
+        for _ in range(ATTEMPTS):
+            try:
+                before: QueueView | None = await self.view(thing)
+            except QueueUnknown:
+                before = None
+            version = before.version if before else 0
+            if expected is not None and expected != version:
+                raise VersionConflict(version=version)
+            policy = change.applied_to(_policy_of(before) if before else None)
+            await self.index.put(thing, 0)
+            try:
+                await self._write(thing, policy, version, who)
+            except VersionConflict:
+                if expected is not None:
+                    raise
+                continue
+            log.info("queue configured", queue=thing.name, namespace=thing.namespace, who=who)
+            return await self.view(thing)
+        raise VersionConflict
+
+    async def operate(
+        self, thing: Thing, action: str, *, who: str, expected: int | None = None, number: int = 0
+    ) -> None:
+        """Pause, resume, drain, admit, reset or delete a queue."""
+
+        async def act() -> Reply:
+            wanted = "" if expected is None else expected
+            return await self._store.run(OPERATE, thing, action, who, wanted, request, number, PLACE_SECONDS * 1000)
+
+        request = new_ulid()
+        await self.index.put(thing, 0)
+        await self.kept(thing, act)
+        if action == "delete":
+            self._memory.forget(thing)
+        log.info("queue operated", queue=thing.name, namespace=thing.namespace, action=action, who=who)
+
+    async def audit(self, thing: Thing) -> Audit:
+        """Show who changed what, newest first."""
+        await self._read(thing)
+        entries = await self._store.read(thing, "XREVRANGE", thing.key("audit"), "+", "-", "COUNT", MOST_RECORDS)
+        return Audit(
+            thing.name,
+            [
+                AuditRecord(_iso(int(at)), who, action, old, new)
+                for at, who, action, old, new in (
+                    [record[name] for name in ("at", "who", "action", "old", "new")] for record in _records(entries)
+                )
+            ],
+        )
+
+    async def history(self, thing: Thing, minutes: int) -> History:
+        """Show the last so many recorded minutes; a minute in which nobody came by has no record."""
+        await self._read(thing)
+        entries = await self._store.read(thing, "XREVRANGE", thing.key("history"), "+", "-", "COUNT", minutes)
+        return History(thing.name, [_minute(record) for record in _records(entries)][::-1])
+
+    async def kept(self, thing: Thing, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call on a queue; if the store has lost the queue, write back what we remember of it first."""
+        try:
+            return await call()
+        except QueueLost as error:
+            if not await self._write_back(thing):
+                raise QueueUnknown from error
+        try:
+            return await call()
+        except QueueLost as error:
+            raise QueueUnknown from error
+
+    def note(self, thing: Thing, generation: int, serving: int) -> None:
+        """Take in what an answer said of a queue, and learn its policy if we do not have it."""
+        known = self._memory.note(thing, generation, serving)
+        if known.stale:
+            known.stale = False
+            self._store.errands.start(self._learn(thing))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listening.close()
+
+    async def _learn(self, thing: Thing) -> None:
+        try:
+            await self.view(thing)
+        except HeadgateError as error:
+            log.debug("policy not read", queue=thing.name, error=error.detail)
+            known = self._memory.of(thing)
+            if known is not None:
+                known.stale = True
+
+    def _remember(self, thing: Thing, view: QueueView) -> None:
+        known = self._memory.note(thing, view.generation, view.serving)
+        known.policy, known.stale = msgspec.json.encode(_policy_of(view)), False
+        if thing not in self._heard:
+            self._heard.add(thing)
+            self._listening.enter_context(
+                self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words))
+            )
+
+    def _on_hint(self, thing: Thing, words: str | None) -> None:
+        known = self._memory.of(thing)
+        if words == "delete":
+            self._memory.forget(thing)
+        elif known is not None and not (words or "").startswith("changed"):
+            known.stale = True
+
+    async def _read(self, thing: Thing) -> Sequence[Reply]:
+        return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
+
+    async def _write_back(self, thing: Thing) -> bool:
+        known = self._memory.of(thing)
+        if known is None or not known.policy:
+            return False
+        policy = msgspec.json.decode(known.policy, type=Policy)
+        await self.index.put(thing, 0)
+        try:
+            await self._write(thing, policy, 0, "headgate", generation=known.generation, restoring=True)
+        except VersionConflict:
+            return True  # another process was faster
+        log.warning("queue written back", queue=thing.name, namespace=thing.namespace)
+        return True
+
+    async def _write(
+        self, thing: Thing, policy: Policy, version: int, who: str, *, generation: int = 1, restoring: bool = False
+    ) -> None:
+        json = msgspec.json.encode(policy)
+        fields = policy.for_script()
+        await self._store.run(CONFIGURE, thing, version, who, json, generation, int(restoring), *fields)
+
+
+def label(thing: Thing) -> str:
+    """Name a queue in metrics: bounded, and bare in the default namespace."""
+    return thing.name if thing.namespace == "default" else f"{thing.namespace}/{thing.name}"
+
+
+def _policy_of(view: QueueView) -> Policy:
+    return Policy(**{name: getattr(view, name) for name in Policy.__struct_fields__})
+
+
+def _view(thing: Thing, reply: Sequence[Reply]) -> QueueView:
+    policy = msgspec.json.decode(cast("bytes", reply[0]), type=Policy)
+    version, generation = cast("list[int]", reply[1:3])
+    epoch = cast("bytes", reply[3]).decode()
+    numbers = cast("list[int]", reply[4:15])
+    paused, draining, waiting, away, holds, sessions, kept, servers, capacity, rate, serving = numbers
+    totals = {
+        cast("bytes", name).decode(): cast("int", number)
+        for name, number in zip(reply[15::2], reply[16::2], strict=True)
+    }
+    figures = Figures(
+        waiting=waiting,
+        live=waiting,
+        away=away,
+        holds=holds,
+        kept=kept,
+        sessions=sessions,
+        servers=servers,
+        capacity=capacity,
+        rate_per_second=rate / 1_000_000,
+        **{f"{name}_total": number for name, number in totals.items()},
+    )
+    return QueueView(
+        **{name: getattr(policy, name) for name in Policy.__struct_fields__},
+        queue=thing.name,
+        namespace=thing.namespace,
+        version=version,
+        generation=generation,
+        epoch=epoch,
+        serving=serving,
+        paused=bool(paused),
+        draining=bool(draining),
+        waiting=waiting,
+        away=away,
+        holds=holds,
+        sessions=sessions,
+        admitted_total=figures.admitted_total,
+        figures=figures,
+    )
+
+
+def _records(entries: Reply) -> Iterable[dict[str, str]]:
+    for _, fields in cast("list[tuple[bytes, list[bytes]]]", entries):
+        yield {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
+
+
+def _minute(record: dict[str, str]) -> Minute:
+    numbers = {name: int(value) for name, value in record.items()}
+    admitted, predicted = numbers["admitted"], numbers["etaCount"]
+    waited, missed = numbers.pop("waitedMs"), numbers.pop("etaErrorMs")
+    minute = numbers.pop("minute")
+    numbers.pop("etaCount")
+    return Minute(
+        minute=_iso(minute),
+        **numbers,
+        mean_wait_seconds=round(waited / admitted / 1000, 3) if admitted else None,
+        mean_eta_error_seconds=round(missed / predicted / 1000, 3) if predicted else None,
+    )
+
+
+def _iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

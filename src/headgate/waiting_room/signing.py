@@ -1,0 +1,227 @@
+"""Signed words: tickets that a door can check by itself, place tokens that bring a place back, and a site's proofs.
+
+Tickets are Ed25519 JWS, since doors hold only public keys. Place tokens are read by us alone, so they are HMACs under a
+secret derived from the same key, fast enough for every entry. The newest key signs; all of them are believed, so keys are
+rotated by putting a new one in front and taking the old one away a day later.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+import uuid
+from typing import Final
+
+import msgspec
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet, OctKey, OKPKey
+
+from headgate.kit.problems import Forbidden, HeadgateError
+from headgate.waiting_room.problems import QueueReset, TicketExpired, TicketInvalid
+
+ALGORITHM: Final = "Ed25519"
+PLACE_SECONDS: Final = 86_400
+LEEWAY_SECONDS: Final = 5.0
+LONGEST_TOKEN: Final = 4096
+
+
+class KeysInvalid(HeadgateError):
+    """The signing keys must be a JWKS with private Ed25519 keys, newest first."""
+
+    code = "keys_invalid"
+
+
+class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a signed ticket says: its id, who may enter which queue on which server, and until when."""
+
+    jti: str
+    sub: str
+    aud: str
+    gen: int
+    exp: int
+    srv: str = ""
+    addr: str = ""
+    ns: str = "default"
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a place token says: who had which place in which generation of a queue."""
+
+    sub: str
+    aud: str
+    gen: int
+    place: int
+    exp: int
+    ns: str = "default"
+    account: bool = False
+    name: str = ""
+
+
+class _Proof(msgspec.Struct, frozen=True):
+    sub: str
+    aud: str
+    exp: float
+
+
+class PublicKeys:
+    """What a door needs to check tickets."""
+
+    def __init__(self, keys: KeySet) -> None:
+        self._keys = keys
+
+    @classmethod
+    def read(cls, content: bytes) -> PublicKeys:
+        """Read a gateway's `/.well-known/jwks.json`."""
+        return cls(KeySet.import_key_set(msgspec.json.decode(content)))
+
+    def knows(self, ticket: str) -> bool:
+        """Tell whether the key that a ticket names is one of these."""
+        try:
+            return jws.extract_compact(ticket.encode()).headers().get("kid") in {key.kid for key in self._keys.keys}
+        except (JoseError, ValueError):
+            return True  # it will be refused whatever the keys are
+
+    def check_ticket(
+        self, ticket: str, *, queue: str, instance_id: str | None = None, namespace: str = "default"
+    ) -> Ticket:
+        """Check a signed ticket for a queue and, if given, a server; raises TicketInvalid or TicketExpired."""
+        if len(ticket) > LONGEST_TOKEN:
+            raise TicketInvalid
+        try:
+            found = jws.deserialize_compact(ticket, self._keys, algorithms=[ALGORITHM])
+            said = msgspec.json.decode(found.payload, type=Ticket)
+        except (JoseError, ValueError) as error:
+            raise TicketInvalid from error
+        if said.aud != queue or said.ns != namespace:
+            raise TicketInvalid("This ticket is for another queue.")
+        if instance_id is not None and said.srv not in ("", instance_id):
+            raise TicketInvalid("This ticket holds a seat on another server.")
+        if said.exp + LEEWAY_SECONDS < time.time():
+            raise TicketExpired
+        return said
+
+
+class SigningKeys:
+    """Our private keys, newest first; with none of them nothing is signed."""
+
+    def __init__(self, keys: list[OKPKey]) -> None:
+        self._keys = keys
+        self._secrets = {str(key.kid): _secret(key) for key in keys}
+        self._heads = {_encoded(b'{"alg":"HS256","kid":"%s"}' % kid.encode()): kid for kid in self._secrets}
+        self._head = next(iter(self._heads), "")
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    @classmethod
+    def read(cls, text: str) -> SigningKeys:
+        """Read a JWKS with private Ed25519 keys."""
+        try:
+            found = msgspec.json.decode(text, type=dict[str, list[dict[str, str | list[str]]]])["keys"]
+            keys = [OKPKey.import_key(key) for key in found]
+        except (JoseError, ValueError, KeyError) as error:
+            raise KeysInvalid from error
+        if not keys or any(key.curve_name != "Ed25519" or not key.is_private for key in keys):
+            raise KeysInvalid
+        for key in keys:
+            key.ensure_kid()
+        return cls(keys)
+
+    @classmethod
+    def generate(cls) -> str:
+        """Make a JWKS with one new key, as text."""
+        key = OKPKey.generate_key("Ed25519")
+        key.ensure_kid()
+        return msgspec.json.encode({"keys": [key.as_dict(private=True)]}).decode()
+
+    def jwks(self) -> dict[str, object]:
+        """Give the public halves, for everybody."""
+        return {"keys": [{**key.as_dict(private=False), "use": "sig", "alg": ALGORITHM} for key in self._keys]}
+
+    def public(self) -> PublicKeys:
+        """Give what is needed to check tickets here."""
+        return PublicKeys(KeySet(list(self._keys)))
+
+    def sign_ticket(self, ticket: Ticket) -> str:
+        """Write the signed form of a ticket."""
+        newest = self._keys[0]
+        header = {"alg": ALGORITHM, "kid": newest.kid, "typ": "JWT"}
+        return jws.serialize_compact(header, msgspec.json.encode(ticket), newest, algorithms=[ALGORITHM])
+
+    def sign_place(self, place: Place) -> str:
+        """Write a place token; empty without keys."""
+        if not self._keys:
+            return ""
+        body = f"{self._head}.{_encoded(msgspec.json.encode(place))}"
+        return f"{body}.{_encoded(_mac(self._secrets[self._heads[self._head]], body))}"
+
+    def read_place(self, token: str, *, namespace: str, queue: str, user_id: str | None) -> Place:
+        """Check a place token for a queue and, if given, a user; an outdated one is a QueueReset, a false one Forbidden."""
+        head, _, rest = token.partition(".")
+        body, _, signature = rest.partition(".")
+        kid = self._heads.get(head) if len(token) <= LONGEST_TOKEN else None
+        if kid is None or not hmac.compare_digest(
+            _encoded(_mac(self._secrets[kid], f"{head}.{body}")).encode(), signature.encode()
+        ):
+            raise Forbidden("This place token is not one of ours.")
+        place = msgspec.json.decode(_decoded(body), type=Place)
+        if (place.ns, place.aud, place.sub) != (namespace, queue, user_id or place.sub):
+            raise Forbidden("This place token is for another place.")
+        if place.exp < time.time():
+            raise QueueReset("This place token is too old; enter again.")
+        return place
+
+    def derived_user(self, *parts: str) -> str:
+        """Make an id that only we can make from these words, and make again."""
+        secret = next(iter(self._secrets.values()), b"")
+        if not secret:
+            return str(uuid.uuid4())
+        return str(uuid.UUID(bytes=_mac(secret, "\n".join(("user", *parts)))[:16], version=4))
+
+
+class ProofKeys:
+    """What a site signs its proofs with: a shared secret (HS256), or public Ed25519 keys."""
+
+    def __init__(self, secret: str = "", jwks: str = "") -> None:
+        self._secret = OctKey.import_key(secret) if secret else None
+        self._keys = KeySet.import_key_set(msgspec.json.decode(jwks)) if jwks else None
+
+    def check(self, proof: str, *, queue: str, user_id: str) -> None:
+        """Check a site's word that this user is theirs; raises Forbidden."""
+        said = self._read(proof)
+        if said is None or said.sub != user_id or said.aud != queue:
+            raise Forbidden("This proof does not speak for this user and this queue.")
+        if said.exp < time.time():
+            raise Forbidden("This proof is too old.")
+
+    def _read(self, proof: str) -> _Proof | None:
+        for key, algorithm in ((self._secret, "HS256"), (self._keys, ALGORITHM)):
+            if key is None or len(proof) > LONGEST_TOKEN:
+                continue
+            try:
+                return msgspec.json.decode(
+                    jws.deserialize_compact(proof, key, algorithms=[algorithm]).payload, type=_Proof
+                )
+            except (JoseError, ValueError):
+                continue
+        return None
+
+
+def _secret(key: OKPKey) -> bytes:
+    seed = _decoded(str(key.as_dict(private=True)["d"]))
+    return hmac.digest(seed, b"headgate place tokens", "sha256")
+
+
+def _mac(secret: bytes, words: str) -> bytes:
+    return hmac.digest(secret, words.encode(), hashlib.sha256().name)
+
+
+def _encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
