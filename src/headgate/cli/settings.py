@@ -14,6 +14,7 @@ from headgate.kit.logs import LogSettings
 from headgate.kit.operations import OperationsSettings
 from headgate.kit.settings import FILE_NAME, Configuration, Doc, Flag, Settings, configure
 from headgate.kit.traces import TraceSettings
+from headgate.registry.settings import RegistrySettings
 from headgate.store import StoreSettings
 
 
@@ -37,6 +38,7 @@ class DataSettings(Settings, section="data"):
 KINDS: tuple[type[Settings], ...] = (
     StoreSettings,
     GatewaySettings,
+    RegistrySettings,
     OperationsSettings,
     LogSettings,
     TraceSettings,

@@ -10,6 +10,7 @@ import structlog
 
 from headgate.kit.life import Job
 from headgate.registry import metrics
+from headgate.registry.alerts import Alerts
 from headgate.registry.instances import Registry
 from headgate.store import Claim, Thing, script
 
@@ -35,8 +36,9 @@ class Swept(msgspec.Struct, frozen=True):
 class Sweeper:
     """Visits the services that are due."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, alerts: Alerts | None = None) -> None:
         self._registry = registry
+        self._alerts = alerts or Alerts()
         self._protected: set[Thing] = set()
 
     async def step(self) -> None:
@@ -85,20 +87,24 @@ class Sweeper:
 
     def _measure(self, thing: Thing, swept: Swept) -> None:
         name = f"{thing.namespace}/{thing.name}"
-        if swept.removed or swept.marked:
-            metrics.EXPIRATIONS.labels(name).inc(len(swept.removed) + len(swept.marked))
+        ended = [*swept.removed, *swept.marked]
+        if ended:
+            metrics.EXPIRATIONS.labels(name).inc(len(ended))
+            who = ended[0] if len(ended) == 1 else f"{len(ended)} instances"
+            self._alert(thing, "death", f"{who} of {thing.name} stopped beating", key=f"{thing.tag}/{ended[0]}")
         protected = swept.word == "protected"
         if protected != (thing in self._protected):
             (self._protected.add if protected else self._protected.discard)(thing)
             metrics.PROTECTED.labels(name).set(int(protected))
-            log.warning(
-                "mass expiry held back" if protected else "mass expiry protection ended",
-                service=thing.name,
-                namespace=thing.namespace,
-                suspects=swept.suspects,
-            )
+            words = "mass expiry held back" if protected else "mass expiry protection ended"
+            log.warning(words, service=thing.name, namespace=thing.namespace, suspects=swept.suspects)
+            text = f"{thing.name}: {words}, {swept.suspects} instances are late"
+            self._alert(thing, "protection", text, key=f"{thing.tag}/protection", resolved=not protected)
         metrics.INSTANCES.labels(name, "live").set(swept.instances - swept.suspects)
         metrics.INSTANCES.labels(name, "suspect").set(swept.suspects)
+
+    def _alert(self, thing: Thing, kind: str, text: str, *, key: str, resolved: bool = False) -> None:
+        self._alerts.raise_alert(kind, text, namespace=thing.namespace, service=thing.name, key=key, resolved=resolved)
 
 
 def sweep_job(sweeper: Sweeper) -> Job:

@@ -4,7 +4,8 @@
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
---- ARGV     1 context   2 lease_ms   3 history   4.. id, registration, metrics, metadata, healthy (each but the id or empty)
+--- ARGV     1 context   2 lease_ms   3 history   4.. id, registration, metrics, metadata,
+---          healthy (each but the id may be empty)
 --- RETURNS  for each: its registration
 --- REFUSES  UNKNOWN_INSTANCE SUPERSEDED
 --- AGAIN    same answer: the same is written again

@@ -1,8 +1,8 @@
 --- One service: how an instance's state is written, what others are told of it, how it is taken out, and when expiry
 --- must be held back.
 ---
---- A state is `registration ttl ephemeral reported checked lapsed nonce`, an override `enabled weight drain evicted_until`
---- with - for what the operator leaves to the instance. The last heartbeat is the deadline less the ttl.
+--- A state is `registration ttl ephemeral reported checked lapsed nonce`, an override `enabled weight drain
+--- evicted_until` with - for what the operator leaves to the instance. The last heartbeat is the deadline less the ttl.
 --@include feed
 local AWAY_MS = 6000
 local LONG_AWAY_MS = 600000

@@ -1,0 +1,127 @@
+"""Alerts: a webhook hears of deaths, mass-expiry protection and health changes; what fails is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from datetime import UTC, datetime
+from typing import Final
+
+import httpx2
+import msgspec
+import structlog
+
+from headgate.kit.life import Job
+from headgate.registry import metrics
+from headgate.registry.settings import RegistrySettings
+
+KEPT: Final = 1000
+TRIES: Final = 6
+FIRST_PAUSE: Final = 0.5
+TIMEOUT_SECONDS: Final = 5.0
+
+log = structlog.get_logger()
+
+
+class Alert(msgspec.Struct, frozen=True, rename="camel"):
+    """Something an operator should know."""
+
+    kind: str
+    text: str
+    namespace: str
+    service: str
+    at: str
+    resolved: bool
+    key: str
+
+
+class AlertTarget(msgspec.Struct, frozen=True):
+    """Where alerts go, and in whose words."""
+
+    url: str = ""
+    format: str = "generic"
+    key: str = ""
+
+
+class Alerts:
+    """Alerts waiting to be sent; the oldest give way when there are too many."""
+
+    def __init__(self, target: AlertTarget | None = None) -> None:
+        self.target = target or AlertTarget()
+        self._waiting: deque[Alert] = deque(maxlen=KEPT)
+        self._ready = asyncio.Event()
+
+    def raise_alert(
+        self, kind: str, text: str, *, namespace: str, service: str, key: str, resolved: bool = False
+    ) -> None:
+        """Put an alert in line; without a target nothing happens."""
+        if self.target.url:
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._waiting.append(Alert(kind, text, namespace, service, at, resolved, key))
+            self._ready.set()
+
+    async def run(self) -> None:
+        """Send what is in line, for the life of the process."""
+        async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
+            while True:
+                await self._ready.wait()
+                while self._waiting:
+                    await self._send(client, self._waiting.popleft())
+                self._ready.clear()
+
+    async def _send(self, client: httpx2.AsyncClient, alert: Alert) -> None:
+        pause = FIRST_PAUSE
+        for _ in range(TRIES):
+            target = self.target
+            if not target.url:
+                return
+            try:
+                response = await client.post(target.url, json=body_of(alert, target))
+                if response.status_code < 300:
+                    metrics.ALERTS.labels("sent").inc()
+                    return
+                words = f"HTTP {response.status_code}"
+                if response.status_code in (400, 401, 403, 404, 410):
+                    break
+            except httpx2.HTTPError as error:
+                words = str(error) or type(error).__name__
+            log.debug("alert not taken", kind=alert.kind, error=words)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause *= 2
+        metrics.ALERTS.labels("failed").inc()
+        log.warning("alert could not be sent", kind=alert.kind, text=alert.text)
+
+
+def body_of(alert: Alert, target: AlertTarget) -> object:
+    """Write an alert as its target wants it."""
+    match target.format:
+        case "slack":
+            mark = ":white_check_mark:" if alert.resolved else ":warning:"
+            return {"text": f"{mark} {alert.text} ({alert.namespace})"}
+        case "pagerduty":
+            return {
+                "routing_key": target.key,
+                "event_action": "resolve" if alert.resolved else "trigger",
+                "dedup_key": alert.key,
+                "payload": {
+                    "summary": alert.text,
+                    "source": f"{alert.namespace}/{alert.service}",
+                    "severity": "critical" if alert.kind == "protection" else "warning",
+                    "timestamp": alert.at,
+                    "component": alert.service,
+                    "class": alert.kind,
+                },
+            }
+        case _:
+            return msgspec.to_builtins(alert)
+
+
+def target_from(settings: RegistrySettings) -> AlertTarget:
+    """Read where alerts go from the settings."""
+    return AlertTarget(settings.alert_url, settings.alert_format, settings.alert_key)
+
+
+def alert_job(alerts: Alerts) -> Job:
+    """Send alerts for as long as the process lives."""
+    return Job("registry alerts", alerts.run)

@@ -1,0 +1,334 @@
+"""The registry's routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.kit.metrics import CONTENT_TYPE
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
+from headgate.registry.filters import parse_filters
+from headgate.registry.health import Prober
+from headgate.registry.instances import Registry
+from headgate.registry.model import (
+    Beat,
+    Evicted,
+    Instance,
+    Json,
+    Listing,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceFull,
+    ServiceSummary,
+    Superseded,
+    UnknownInstance,
+)
+from headgate.registry.prometheus import TargetGroup, exposition, target_groups
+from headgate.registry.watch import read_cursor, read_revision, watch_service, watch_type, write_cursor
+
+TAG: Final = "registry"
+MOST_BODY: Final = 131_072
+MOST_BATCH_BODY: Final = 4_194_304
+MOST_BEATS: Final = 1000
+
+
+class Heartbeat(Wire, frozen=True):
+    """A heartbeat; what is present says how much it renews."""
+
+    type: str | None = None
+    group: str | None = None
+    metrics: Json | None = None
+    performance: Json | None = None
+    metadata: Json | None = None
+    healthy: bool | None = None
+    registration: int | None = None
+    record: Record | None = None
+
+
+class BatchHeartbeat(Heartbeat, frozen=True, kw_only=True):
+    """One heartbeat among many."""
+
+    instance_id: str
+
+
+class BatchRequest(Wire, frozen=True):
+    """Many heartbeats at once."""
+
+    heartbeats: Annotated[list[BatchHeartbeat], Meta(max_length=MOST_BEATS)]
+
+
+class BatchAnswer(Wire, frozen=True):
+    """How many were renewed, and which were not."""
+
+    renewed: int
+    unknown: list[str]
+    superseded: list[str] = []
+
+
+class Renewed(Wire, frozen=True):
+    """The answer to a heartbeat."""
+
+    instance_id: str
+    registration: int
+
+
+class DiscoverQuery(Wire, frozen=True):
+    """What to look for."""
+
+    type: str
+    group: str | None = None
+    healthy: bool | None = None
+    check: bool = False
+    filter: list[str] = []
+
+
+class Place(Wire, frozen=True):
+    """Where an instance is; what is left out is looked up by its id."""
+
+    type: str | None = None
+    group: str | None = None
+    registration: int | None = None
+
+
+class WatchQuery(Wire, frozen=True):
+    """What to watch, and from where on."""
+
+    type: str
+    group: str | None = None
+    revision: str | None = None
+
+
+class ServiceQuery(Wire, frozen=True):
+    """One service."""
+
+    type: str
+    group: str
+
+
+class EvictRequest(Wire, frozen=True):
+    """For how long the instance may not come back."""
+
+    for_seconds: Annotated[float, Meta(gt=0, le=31_536_000)]
+
+
+class ProtectionRequest(Wire, frozen=True):
+    """auto, or off."""
+
+    protection: Annotated[str, Meta(pattern="^(auto|off)$")]
+
+
+class Services(Wire, frozen=True):
+    """All services of a namespace."""
+
+    services: list[ServiceSummary]
+
+
+def operations(registry: Registry, prober: Prober) -> list[Operation]:
+    """List the routes of the registry."""
+    api = _Api(registry, prober)
+
+    def route(
+        method: str,
+        path: str,
+        handler: Callable[[Call], Awaitable[object]],
+        summary: str,
+        access: Access,
+        *,
+        query: type[msgspec.Struct] | None = None,
+        body: type[msgspec.Struct] | None = None,
+        body_limit: int = MOST_BODY,
+        body_optional: bool = False,
+        answer: type | None = None,
+        content_type: str = "application/json",
+        errors: tuple[type[HeadgateError], ...] = (),
+    ) -> Operation:
+        return Operation(
+            method, path, handler, summary, access=access, tag=TAG, query=query, body=body, body_limit=body_limit,
+            body_optional=body_optional, answer=answer, content_type=content_type, errors=errors, namespaced=True,
+        )  # fmt: skip
+
+    one = "/sd/v1/instances/{instanceId}"
+    return [
+        route(
+            "POST", "/sd/v1/instances", api.register, "Register an instance", Access.SERVICE,
+            body=Record, answer=Registered, errors=(Evicted, ServiceFull),
+        ),
+        route(
+            "POST", f"{one}/heartbeat", api.heartbeat, "Renew an instance's lease", Access.SERVICE,
+            body=Heartbeat, body_optional=True, answer=Renewed, errors=(UnknownInstance, Superseded, Evicted, ServiceFull),
+        ),
+        route(
+            "POST", "/sd/v1/heartbeats", api.heartbeats, "Renew many leases", Access.SERVICE,
+            body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer,
+        ),
+        route(
+            "GET", "/sd/v1/instances", api.discover, "Find instances", Access.READ,
+            query=DiscoverQuery, answer=Listing,
+        ),
+        route(
+            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=Place, errors=(Superseded,),
+        ),
+        route(
+            "PATCH", one, api.override, "Override what an instance says of itself", Access.SERVICE,
+            query=Place, body=OverrideChange, answer=Instance, errors=(UnknownInstance,),
+        ),
+        route(
+            "POST", f"{one}/evict", api.evict, "Remove an instance and keep it out for a time", Access.ADMIN,
+            query=Place, body=EvictRequest, errors=(UnknownInstance,),
+        ),
+        route("GET", "/sd/v1/services", api.services, "List services", Access.READ, answer=Services),
+        route(
+            "PATCH", "/sd/v1/services", api.protect, "Switch a service's mass-expiry protection", Access.ADMIN,
+            query=ServiceQuery, body=ProtectionRequest, errors=(NotFound,),
+        ),
+        route(
+            "GET", "/sd/v1/watch", api.watch, "Watch a service, or all groups of a type", Access.READ,
+            query=WatchQuery, content_type="text/event-stream",
+        ),
+        route(
+            "GET", "/sd/v1/metrics", api.metrics, "Every instance's numeric performance, for Prometheus", Access.READ,
+            content_type=CONTENT_TYPE,
+        ),
+        route(
+            "GET", "/sd/v1/prometheus", api.prometheus, "Prometheus HTTP discovery", Access.READ,
+            answer=list[TargetGroup],
+        ),
+    ]  # fmt: skip
+
+
+class _Api:
+    def __init__(self, registry: Registry, prober: Prober) -> None:
+        self._registry = registry
+        self._prober = prober
+
+    async def register(self, call: Call) -> Registered:
+        return await self._registry.register(call.namespace, call.body)
+
+    async def heartbeat(self, call: Call) -> Renewed:
+        beat: Heartbeat = call.body or Heartbeat()
+        return await self._renew(call.namespace, call.path["instanceId"], beat)
+
+    async def heartbeats(self, call: Call) -> BatchAnswer:
+        body: BatchRequest = call.body
+        results = await asyncio.gather(
+            *(self._renew(call.namespace, beat.instance_id, beat) for beat in body.heartbeats), return_exceptions=True
+        )
+        unknown, superseded = [], []
+        for beat, result in zip(body.heartbeats, results, strict=True):
+            if isinstance(result, UnknownInstance | Evicted):
+                unknown.append(beat.instance_id)
+            elif isinstance(result, Superseded):
+                superseded.append(beat.instance_id)
+            elif isinstance(result, BaseException):
+                raise result
+        return BatchAnswer(len(results) - len(unknown) - len(superseded), unknown, superseded)
+
+    async def discover(self, call: Call) -> Answer | Listing:
+        query: DiscoverQuery = call.query
+        filters = parse_filters(query.filter)
+        if query.group is not None:
+            thing = self._registry.service(call.namespace, query.type, query.group)
+            looks = {query.group: await self._registry.look(thing, healthy=query.healthy, filters=filters)}
+        else:
+            looks = await self._registry.looks(call.namespace, query.type, healthy=query.healthy, filters=filters)
+        # Whoever is overdue is hidden before there is a revision for it, so the count belongs to the tag.
+        tag = ".".join(f"{look.revision}-{look.overdue}" for look in looks.values())
+        etag = f'"{tag if len(tag) < 200 else _digest(tag)}"'
+        if not query.check and call.header("if-none-match") == etag:
+            return Answer(status=304, headers={"ETag": etag})
+        instances = [instance for look in looks.values() for instance in look.instances]
+        if query.check:
+            instances = await call.attend(self._prober.choose(instances))
+        several = query.group is None
+        revisions = {group: look.revision for group, look in looks.items()}
+        listing = Listing(
+            instances=instances,
+            revision=max(revisions.values(), default=0),
+            epoch=max((look.epoch for look in looks.values()), default="0"),
+            revisions=revisions if several else None,
+            cursor=write_cursor(revisions) if several else None,
+        )
+        return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "no-cache"})
+
+    async def remove(self, call: Call) -> None:
+        try:
+            type_, group = await self._place(call)
+        except UnknownInstance:
+            return  # already gone, as was asked
+        await self._registry.remove(
+            call.namespace, type_, group, call.path["instanceId"], registration=call.query.registration
+        )
+
+    async def override(self, call: Call) -> Instance:
+        type_, group = await self._place(call)
+        return await self._registry.override(call.namespace, type_, group, call.path["instanceId"], call.body)
+
+    async def evict(self, call: Call) -> None:
+        type_, group = await self._place(call)
+        await self._registry.remove(
+            call.namespace,
+            type_,
+            group,
+            call.path["instanceId"],
+            reason="evicted",
+            evict_seconds=call.body.for_seconds,
+        )
+
+    async def services(self, call: Call) -> Services:
+        return Services(await self._registry.services(call.namespace))
+
+    async def protect(self, call: Call) -> None:
+        query: ServiceQuery = call.query
+        await self._registry.protect(call.namespace, query.type, query.group, call.body.protection)
+
+    async def watch(self, call: Call) -> Stream:
+        query: WatchQuery = call.query
+        position = call.header("last-event-id") or query.revision
+        if query.group is None:
+            self._registry.service(call.namespace, query.type, "any")  # the type's name is checked before we answer
+            positions = read_cursor(position) if position else None
+            return Stream(watch_type(self._registry, call.namespace, query.type, positions))
+        thing = self._registry.service(call.namespace, query.type, query.group)
+        return Stream(watch_service(self._registry, thing, read_revision(position) if position else None))
+
+    async def metrics(self, call: Call) -> Answer:
+        return Answer(await exposition(self._registry, call.namespace), content_type=CONTENT_TYPE)
+
+    async def prometheus(self, call: Call) -> list[TargetGroup]:
+        return await target_groups(self._registry, call.namespace)
+
+    async def _renew(self, namespace: str, instance_id: str, beat: Heartbeat) -> Renewed:
+        if beat.record is not None:
+            record = msgspec.structs.replace(beat.record, instance_id=beat.record.instance_id or instance_id)
+            if record.instance_id != instance_id:
+                raise InvalidRequest("The record is another instance's.", field="record.instanceId")
+            made = await self._registry.renew(namespace, record, beat.registration)
+            return Renewed(instance_id, made.registration)
+        if beat.metrics is not None and beat.performance is not None and beat.metrics != beat.performance:
+            raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
+        type_, group = beat.type, beat.group
+        if type_ is None or group is None:
+            type_, group = await self._registry.locate(namespace, instance_id)
+        figures = beat.metrics if beat.metrics is not None else beat.performance
+        registration = await self._registry.heartbeat(
+            namespace, type_, group, Beat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
+        )
+        return Renewed(instance_id, registration)
+
+    async def _place(self, call: Call) -> tuple[str, str]:
+        query: Place = call.query
+        if query.type is not None and query.group is not None:
+            return query.type, query.group
+        return await self._registry.locate(call.namespace, call.path["instanceId"])
+
+
+def _digest(text: str) -> str:
+    from hashlib import blake2b
+
+    return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,197 @@
+"""Probes: really asking an instance whether it is there, over HTTP, TCP, gRPC or WebSocket.
+
+A probe goes only where the settings allow, to the very address that was looked at, so that no name can lead it elsewhere
+between the look and the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+import structlog
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from headgate.kit.problems import HeadgateError
+from headgate.registry import metrics
+from headgate.registry.model import Check, CheckKind, Instance
+from headgate.registry.settings import RegistrySettings
+from headgate.store import Store
+
+SERVING: Final = 1
+DISCOVERY_TIMEOUT: Final = 2.0
+_KINDS: Final = {
+    "http": CheckKind.HTTP, "https": CheckKind.HTTP, "grpc": CheckKind.GRPC, "ws": CheckKind.WEBSOCKET,
+    "wss": CheckKind.WEBSOCKET, "websocket": CheckKind.WEBSOCKET,
+}  # fmt: skip
+_PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+log = structlog.get_logger()
+
+
+class ProbeForbidden(HeadgateError):
+    """Health checks may not reach this address; see registry.probe_networks."""
+
+    code, status = "probe_forbidden", 422
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a probe goes and how it asks."""
+
+    kind: CheckKind
+    scheme: str
+    host: str
+    port: int
+    path: str = "/"
+
+
+class Prober:
+    """Makes probes; one per process."""
+
+    def __init__(
+        self,
+        networks: Iterable[str],
+        *,
+        forbidden: Iterable[tuple[str, int]] = (),
+        at_once: int = 64,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._forbidden = frozenset(forbidden)
+        self._turn = asyncio.Semaphore(at_once)
+        self._trust = trust or ssl.create_default_context()
+
+    async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
+        """Ask an instance, by its check or else by its protocol and port; False for any failure."""
+        target = target_of(instance, check)
+        timeout = check.timeout_seconds if check else DISCOVERY_TIMEOUT
+        kind = target.kind if target else CheckKind.TCP
+        outcome = False
+        if target is not None:
+            async with self._turn:
+                try:
+                    async with asyncio.timeout(timeout):
+                        outcome = await self._ask(target)
+                except (
+                    OSError,
+                    TimeoutError,
+                    httpx2.HTTPError,
+                    WebSocketException,
+                    HeadgateError,
+                    ValueError,
+                ) as error:
+                    log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
+        metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
+        return outcome
+
+    async def choose(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
+        """Keep those that answer a probe now, all asked side by side within one time limit."""
+        asking = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
+        try:
+            if asking:
+                await asyncio.wait(asking, timeout=seconds)
+            return [instance for instance, task in zip(instances, asking, strict=True) if task.done() and task.result()]
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask(self, target: Target) -> bool:
+        address = await self._resolve(target)
+        match target.kind:
+            case CheckKind.HTTP:
+                return await self._ask_http(target, address)
+            case CheckKind.TCP:
+                _, writer = await asyncio.open_connection(address, target.port)
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+                return True
+            case CheckKind.GRPC:
+                return await _ask_grpc(address, target.port)
+            case CheckKind.WEBSOCKET:
+                return await self._ask_websocket(target, address)
+
+    async def _resolve(self, target: Target) -> str:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        address = str(found[0][4][0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if not any(ip in network for network in self._networks if network.version == ip.version):
+            raise ProbeForbidden(f"Health checks may not reach {address}; see registry.probe_networks.")
+        if (str(ip), target.port) in self._forbidden or (target.host, target.port) in self._forbidden:
+            raise ProbeForbidden("Health checks may not reach the store.")
+        return address
+
+    async def _ask_http(self, target: Target, address: str) -> bool:
+        host = f"[{address}]" if ":" in address else address
+        async with httpx2.AsyncClient(verify=self._trust, follow_redirects=False, trust_env=False) as client:
+            request = client.build_request(
+                "GET",
+                f"{target.scheme}://{host}:{target.port}{target.path}",
+                headers={"Host": f"{target.host}:{target.port}", "User-Agent": "headgate-health"},
+                extensions={"sni_hostname": target.host},
+            )
+            response = await client.send(request, stream=True)
+            try:
+                return 200 <= response.status_code < 300
+            finally:
+                await response.aclose()
+
+    async def _ask_websocket(self, target: Target, address: str) -> bool:
+        uri = f"{target.scheme}://{target.host}:{target.port}{target.path}"
+        trust = self._trust if target.scheme == "wss" else None
+        connection = await connect(uri, host=address, port=target.port, proxy=None, ssl=trust, close_timeout=1)
+        await connection.close()
+        return True
+
+
+async def _ask_grpc(address: str, port: int) -> bool:
+    """Ask the gRPC health protocol for the server as a whole; an open port that is NOT_SERVING is unhealthy."""
+    try:
+        import grpc
+    except ImportError as error:
+        raise HeadgateError("gRPC checks need headgate[grpc].") from error
+    host = f"[{address}]" if ":" in address else address
+    async with grpc.aio.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            answer: bytes = await check(b"")
+        except grpc.RpcError as error:
+            raise OSError(f"gRPC health: {error.code().name}") from error
+    # HealthCheckResponse has one field: 1, the status.
+    return answer[:1] == b"\x08" and len(answer) > 1 and answer[1] == SERVING
+
+
+def prober_for(store: Store, settings: RegistrySettings) -> Prober:
+    """Make the prober of a process: it reaches the networks that the settings allow, and never the store."""
+    nodes = [(node.host, node.port) for node in store.address.nodes]
+    return Prober(settings.probe_networks, forbidden=nodes, at_once=settings.probe_at_once)
+
+
+def target_of(instance: Instance, check: Check | None) -> Target | None:
+    """Say where to ask: the check's own address, or the instance's; None if there is nowhere to."""
+    protocol = instance.protocol.lower()
+    kind = check.kind if check else _KINDS.get(protocol, CheckKind.TCP)
+    if check and check.url and not check.url.startswith("/"):
+        parts = urlsplit(check.url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            return None
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return Target(kind, parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme], path)
+    port = (check.port if check else None) or instance.port
+    if not instance.address or not port:
+        return None
+    secure = protocol in ("https", "wss")
+    scheme = {CheckKind.HTTP: ("http", "https"), CheckKind.WEBSOCKET: ("ws", "wss")}.get(kind, ("", ""))[secure]
+    return Target(kind, scheme, instance.address, port, check.url if check and check.url else "/")

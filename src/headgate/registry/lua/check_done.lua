@@ -1,0 +1,60 @@
+#!lua
+--- Note what health checks found; enough in a row turn an instance healthy or unhealthy, and that is told.
+--- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
+---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
+---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
+---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
+--- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5.. id, registration, passed, rise, fall,
+---          remove_after_ms (0: never), next_ms
+--- RETURNS  for each: same, healthy, unhealthy, removed or skipped
+--- AGAIN    never: a trial would count twice
+--@include clock
+--@include service
+local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local service = {
+  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
+  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+}
+
+local thing = open_service(meta, context, lease_ms)
+local replies = {}
+for i = 5, #ARGV, 7 do
+  local id, registration, passed = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local rise, fall = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
+  local remove_after_ms, next_ms = tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6])
+  local state = read_state(redis.call('HGET', states, id))
+  local word = 'same'
+  if not state or state.registration ~= registration or redis.call('HEXISTS', checks, id) == 0 then
+    word = 'skipped'
+  else
+    local good, bad, since = string.match(redis.call('HGET', trials, id) or '0 0 0', '^(%d+) (%d+) (%d+)$')
+    good, bad, since = tonumber(good), tonumber(bad), tonumber(since)
+    if passed == '1' then
+      good, bad = math.min(good + 1, rise), 0
+      if state.checked == '0' and good >= rise then
+        word, state.checked, since = 'healthy', '1', 0
+      end
+    else
+      good, bad = 0, math.min(bad + 1, fall)
+      if state.checked == '1' and bad >= fall then
+        word, state.checked, since = 'unhealthy', '0', thing.now
+      end
+    end
+    redis.call('HSET', trials, id, text_of(good) .. ' ' .. text_of(bad) .. ' ' .. text_of(since))
+    redis.call('ZADD', due, text_of(thing.now + next_ms), id)
+    if word ~= 'same' then
+      write_state(service, id, state)
+      told(thing, service, history, id)
+    elseif remove_after_ms > 0 and since > 0 and state.ephemeral == '1' and thing.now - since >= remove_after_ms then
+      word = 'removed'
+      bury(thing, service, history, id, 'unhealthy', keep_ms)
+    end
+  end
+  replies[#replies + 1] = word
+end
+if thing.state ~= 'new' then
+  close_feed(thing, changes)
+end
+return replies

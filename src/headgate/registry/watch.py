@@ -1,0 +1,182 @@
+"""Watches as they leave the house: the events of one service, or of all groups of a type under one cursor."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from functools import lru_cache
+from time import time
+from typing import Final
+
+import msgspec
+
+from headgate.kit.http import event
+from headgate.kit.problems import InvalidRequest
+from headgate.registry import metrics
+from headgate.registry.instances import Registry
+from headgate.registry.model import Instance
+from headgate.registry.views import read_put, read_removal
+from headgate.store import Thing
+from headgate.store.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
+
+NEW_GROUPS_SECONDS: Final = 1.0
+QUEUED: Final = 64
+
+Found = tuple[str, Notice[Instance]]
+
+
+class Put(msgspec.Struct, frozen=True, rename="camel"):
+    """An instance is new, or changed."""
+
+    revision: int
+    instance: Instance
+
+
+class Removed(msgspec.Struct, frozen=True, rename="camel"):
+    """An instance has gone, and why: removed, expired, evicted or unhealthy."""
+
+    revision: int
+    instance_id: str
+    group: str
+    reason: str
+
+
+class Mark(msgspec.Struct, frozen=True, rename="camel"):
+    """A position: of a bookmark, of a compaction, or of a new epoch."""
+
+    revision: int
+    epoch: str | None = None
+    group: str | None = None
+
+
+async def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:
+    """Give the events of one service."""
+    group = thing.name.partition("/")[2]
+    metrics.WATCHERS.inc()
+    try:
+        async with aclosing(registry.feed.watch(thing, after)) as notices:
+            async for notice in notices:
+                metrics.WATCH_LAG.set(registry.feed.silent_seconds)
+                if isinstance(notice, Change):
+                    yield _rendered(notice, group)
+                else:
+                    yield _render(notice, group, str(notice.revision))
+    finally:
+        metrics.WATCHERS.dec()
+
+
+async def watch_type(
+    registry: Registry, namespace: str, type_: str, positions: dict[str, int] | None
+) -> AsyncGenerator[bytes, None]:
+    """Give the events of all groups of a type, those that appear later too; ids are cursors over all of them."""
+    at = dict(positions or {})
+    metrics.WATCHERS.inc()
+    try:
+        async with aclosing(follow_type(registry, namespace, type_, positions)) as found:
+            async for group, notice in found:
+                if not isinstance(notice, Compacted | Reset):  # the state that follows has not been given yet
+                    at[group] = notice.revision
+                # Within a snapshot nobody may resume: only the bookmark after it carries the cursor.
+                yield _render(notice, group, write_cursor(at))
+    finally:
+        metrics.WATCHERS.dec()
+
+
+async def follow_type(
+    registry: Registry, namespace: str, type_: str, positions: dict[str, int] | None
+) -> AsyncGenerator[Found, None]:
+    """Follow every group of a type; one that was not there at the start is followed from its first change."""
+    queue: asyncio.Queue[Found] = asyncio.Queue(QUEUED)
+    following: dict[str, asyncio.Task[None]] = {}
+
+    async def follow(group: str, thing: Thing, after: int | None) -> None:
+        async with aclosing(registry.feed.watch(thing, after)) as notices:
+            async for notice in notices:
+                await queue.put((group, notice))
+
+    async def look_for_groups() -> None:
+        first = positions is None
+        while True:
+            groups = await registry.groups(namespace, type_)
+            for group in positions or {}:
+                groups.setdefault(group, registry.service(namespace, type_, group))
+            for group, thing in groups.items():
+                if group not in following:
+                    after = None if first else (positions or {}).get(group, 0)
+                    following[group] = asyncio.ensure_future(follow(group, thing, after))
+            first = False
+            await asyncio.sleep(NEW_GROUPS_SECONDS)
+
+    looking = asyncio.ensure_future(look_for_groups())
+    try:
+        if positions is None and not await registry.groups(namespace, type_):
+            yield "", Bookmark(0)
+        while True:
+            taking = asyncio.ensure_future(queue.get())
+            waiting: set[asyncio.Future[object]] = {taking, looking, *following.values()}  # type: ignore[arg-type]
+            try:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not taking.done():
+                    taking.cancel()
+            if taking in done:
+                yield taking.result()
+                continue
+            for ended in done:
+                ended.result()  # a broken reader ends the watch; the client resumes from its cursor
+    finally:
+        tasks = [looking, *following.values()]
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def write_cursor(positions: dict[str, int]) -> str:
+    """Write the positions in several groups as one opaque word."""
+    known = {group: revision for group, revision in sorted(positions.items()) if group}
+    return base64.urlsafe_b64encode(msgspec.json.encode(known)).decode().rstrip("=")
+
+
+def read_cursor(text: str) -> dict[str, int]:
+    """Read a cursor back."""
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        return msgspec.json.decode(raw, type=dict[str, int])
+    except (binascii.Error, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        raise InvalidRequest("This is not a position of ours.", field="revision") from error
+
+
+def read_revision(text: str) -> int:
+    """Read a position in one service."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+        raise InvalidRequest("revision must be a whole number.", field="revision")
+    return int(text)
+
+
+@lru_cache(maxsize=4096)
+def _rendered(change: Change, group: str) -> bytes:
+    """Write a change once for all who watch."""
+    metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
+    return _render(change, group, str(change.revision))
+
+
+def _render(notice: Notice[Instance], group: str, id_: str) -> bytes:
+    revision = notice.revision
+    match notice:
+        case Change(kind="put"):
+            return event("put", Put(revision, read_put(notice)), id_)
+        case Change():
+            reason, _ = read_removal(notice)
+            return event("removed", Removed(revision, notice.member, group, reason), id_)
+        case Snapshot():
+            return b"".join(event("put", Put(revision, item)) for item in notice.items)
+        case Bookmark():
+            return event("bookmark", Mark(revision), id_)
+        case Compacted():
+            return event("compacted", Mark(revision, group=group))
+        case Reset():
+            return event("reset", Mark(revision, epoch=notice.epoch, group=group))
