@@ -49,16 +49,16 @@ _silent.setLevel(logging.CRITICAL)
 
 
 class Arena:
-    """One game server; `async with arena.open(seats) as port:` while it runs, `await arena.drain()` before it ends."""
+    """One game server; `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
 
-    def __init__(self, settings: ArenaSettings, check: TicketCheck) -> None:
+    def __init__(self, settings: ArenaSettings) -> None:
         self.hall = Hall(settings.backlog_bytes)
         self.closing = False
         self._settings = settings
-        self._check = check
         self._proxies = door.networks(settings.trusted_proxies)
         self._failures = Failures(settings.handshake_failures)
         self._seats: Seats | None = None
+        self._check: TicketCheck | None = None
         self._admitted: dict[ServerConnection, Player] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -90,9 +90,9 @@ class Arena:
                 self.closing = True
             sweeping.cancel()
 
-    def offer(self, seats: Seats) -> None:
-        """Say which seats players come to."""
-        self._seats = seats
+    def offer(self, seats: Seats, check: TicketCheck) -> None:
+        """Say which seats players come to, and how their signed tickets are checked."""
+        self._seats, self._check = seats, check
 
     async def drain(self) -> None:
         """Take nobody new, tell the players, give them time, and send away whoever is still there."""
@@ -140,7 +140,7 @@ class Arena:
         accepted = connection.protocol.accept(request)
         if accepted.status_code != 101:
             return accepted
-        if self.closing or self._seats is None:
+        if self.closing or self._seats is None or self._check is None:
             raise Draining(retry_after=1)
         ticket_id = await door.ticket_id(ticket, self._check)
         redeemed = await self._seats.redeem(ticket_id, session_id := new_uuid())

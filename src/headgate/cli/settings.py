@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headgate.arena.settings import ArenaSettings
 from headgate.cli import output
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.logs import LogSettings
@@ -39,6 +40,7 @@ KINDS: tuple[type[Settings], ...] = (
     StoreSettings,
     GatewaySettings,
     RegistrySettings,
+    ArenaSettings,
     OperationsSettings,
     LogSettings,
     TraceSettings,

@@ -1,0 +1,137 @@
+"""`headgate serve arena`: the game server, on a store or through a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from headgate.arena import Arena, ArenaSettings
+from headgate.arena.door import TicketCheck
+from headgate.cli.local_store import local_store
+from headgate.cli.ports import refuse_taken
+from headgate.cli.serve import Leash, begin, listen_operations, store_trouble
+from headgate.cli.settings import ClientSettings, read_settings
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit import traces
+from headgate.kit.life import Life
+from headgate.kit.operations import Ready
+from headgate.kit.settings import Configuration
+from headgate.sdk import Headgate
+from headgate.sdk.seats import Offer
+from headgate.store import Store, StoreSettings
+from headgate.waiting_room import WaitingRoom
+
+SPARE_SECONDS = 5.0
+
+log = structlog.get_logger()
+
+
+async def arena(
+    *,
+    store: str | None = None,
+    url: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    address: str | None = None,
+    queue: str | None = None,
+    capacity: int | None = None,
+    ops_port: int | None = None,
+    leash: Leash = False,
+) -> int:
+    """Run the reference game server, a chat room behind a queue; any number of arenas may run.
+
+    Parameters
+    ----------
+    store
+        The store's URL.
+    url
+        A gateway's URL in the place of a store, with the token in HEADGATE_TOKEN.
+    host
+        Address to listen on.
+    port
+        Port to listen on.
+    address
+        Where players reach it, if not at that host and port.
+    queue
+        The queue whose players it seats.
+    capacity
+        Seats that promotion fills.
+    ops_port
+        Port for probes and metrics.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(
+        store__url=("--store", store),
+        client__url=("--url", url),
+        arena__host=("--host", host),
+        arena__port=("--port", port),
+        arena__address=("--address", address),
+        arena__queue=("--queue", queue),
+        arena__capacity=("--capacity", capacity),
+        ops__port=("--ops-port", ops_port),
+    )
+    begin(configuration, "arena", leash=leash)
+    settings = configuration[ArenaSettings]
+    refuse_taken(settings.host, settings.port, "--port")
+    async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life) as hg:
+        backend = hg.backend
+
+        async def why_not() -> str | None:
+            if life.quiet.is_set():
+                return "stopping"
+            return await store_trouble(backend) if isinstance(backend, Store) else None
+
+        await life.run(_serve(hg, configuration, life, why_not))
+    traces.close()
+    return 0
+
+
+@asynccontextmanager
+async def _client(configuration: Configuration, life: Life) -> AsyncIterator[Headgate]:
+    """Open the way to the waiting room: a gateway if one is named, else the store."""
+    client, settings = configuration[ClientSettings], configuration[ArenaSettings]
+    if client.url.startswith(("http://", "https://")):
+        async with Headgate(client.url, token=client.token or None, namespace=settings.namespace) as hg:
+            yield hg
+        return
+    prefix = configuration[StoreSettings].prefix
+    async with local_store(configuration, life.end) as store_url:
+        async with Headgate(store_url, prefix=prefix, namespace=settings.namespace) as hg:
+            yield hg
+
+
+async def _serve(hg: Headgate, configuration: Configuration, life: Life, why_not: Ready) -> None:
+    """Offer seats and let players in until told to stop, then drain."""
+    settings = configuration[ArenaSettings]
+    game = Arena(settings)
+    async with game.open() as port:
+        offer = hg.queue.offer_seats(
+            capacity=settings.capacity,
+            max_capacity=settings.max_capacity,
+            address=settings.address or f"ws://{settings.host}:{port}/gameserver",
+            queue=settings.queue,
+        )
+        async with offer, listen_operations(configuration, why_not) as ops_port:
+            game.offer(offer, _check(hg, offer, configuration))
+            log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
+            await life.quiet.wait()
+            await game.drain()
+            log.info("arena stopped")
+
+
+def _check(hg: Headgate, offer: Offer, configuration: Configuration) -> TicketCheck:
+    """Give what checks a signed ticket: with our own keys beside a store, with a gateway's through a gateway."""
+    backend, keys = hg.backend, configuration[GatewaySettings].signing_keys
+    namespace = configuration[ArenaSettings].namespace
+    room = WaitingRoom(backend, signing_keys=keys) if isinstance(backend, Store) else None
+
+    async def check(ticket: str) -> str:
+        if room is None:
+            return (await hg.queue.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id)).jti
+        public = await room.public_keys()
+        return public.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace).jti
+
+    return check

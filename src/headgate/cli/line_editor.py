@@ -1,0 +1,109 @@
+"""One line to type on, at the bottom of a terminal on which other lines keep appearing."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import re
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Final
+
+from rich.cells import cell_len
+
+_KEYS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|.", re.DOTALL)
+_CLEAR: Final = "\r\x1b[2K"
+_END: Final = "\x04"
+_CHUNK: Final = 4096
+
+
+class LineEditor:
+    """Reads lines from a terminal, or from a pipe, while `show` prints above the line being typed."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self._typed = ""
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._rest = ""
+        self._before: list[int | list[bytes | int]] | None = None
+
+    async def __aenter__(self) -> LineEditor:
+        if self._terminal:
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)  # Ctrl-C stays a signal
+        asyncio.get_running_loop().add_reader(sys.stdin, self._read)
+        self._draw()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        if self._before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+            self._put(_CLEAR)
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Give each line when it is complete, until the end of the input (Ctrl-D)."""
+        while (line := await self._lines.get()) is not None:
+            yield line
+
+    def show(self, text: str) -> None:
+        """Print a line above the one being typed."""
+        self._put(f"{_CLEAR}{text}\n" if self._terminal else f"{text}\n")
+        self._draw()
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), _CHUNK)
+        text = self._decoder.decode(data, final=not data)
+        if self._terminal:
+            self._type(text)
+        else:
+            *lines, self._rest = (self._rest + text).split("\n")
+            for line in lines:
+                self._lines.put_nowait(line)
+        if not data:
+            asyncio.get_running_loop().remove_reader(sys.stdin)
+            if self._rest:
+                self._lines.put_nowait(self._rest)
+            self._lines.put_nowait(None)
+
+    def _type(self, text: str) -> None:
+        for key in _KEYS.findall(text):
+            match key:
+                case "\n" | "\r":
+                    line, self._typed = self._typed, ""
+                    self._lines.put_nowait(line)
+                case "\x7f" | "\x08":
+                    self._typed = self._typed[:-1]
+                case "\x15":
+                    self._typed = ""
+                case "\x17":
+                    self._typed = self._typed.rstrip().rpartition(" ")[0]
+                    self._typed += " " if self._typed else ""
+                case _ if key == _END:
+                    if not self._typed:
+                        self._lines.put_nowait(None)
+                case _ if key.isprintable():
+                    self._typed += key
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self._terminal:
+            return
+        room = shutil.get_terminal_size().columns - cell_len(self._prompt) - 1
+        shown = self._typed
+        while cell_len(shown) > room:
+            shown = shown[1:]
+        self._put(f"{_CLEAR}{self._prompt}{shown}")
+
+    def _put(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
