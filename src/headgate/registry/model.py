@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,7 +19,7 @@ MOST_NAME: Final = 255
 MOST_NUMBER: Final = 2**64
 SHORTEST_TTL: Final = 1.0
 LONGEST_TTL: Final = 86_400.0
-Json = dict[str, object]
+Json = dict[str, Any]
 
 
 class UnknownInstance(HeadgateError):

@@ -44,7 +44,7 @@ class Removed(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-class Mark(msgspec.Struct, frozen=True, rename="camel"):
+class Mark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A position: of a bookmark, of a compaction, or of a new epoch."""
 
     revision: int
@@ -175,7 +175,7 @@ def _render(notice: Notice[Instance], group: str, id_: str) -> bytes:
         case Snapshot():
             return b"".join(event("put", Put(revision, item)) for item in notice.items)
         case Bookmark():
-            return event("bookmark", Mark(revision), id_)
+            return event("bookmark", Mark(revision, group=group or None), id_)
         case Compacted():
             return event("compacted", Mark(revision, group=group))
         case Reset():
