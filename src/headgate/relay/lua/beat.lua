@@ -1,0 +1,20 @@
+#!lua
+--- Say that a process with waiters or permits is alive; hear which history this is and which policy is in force.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
+--- ARGV     1 context   2 process   3 forget_ms
+--- RETURNS  epoch, version, ms of hold
+--- AGAIN    same answer: the later time stands
+--@include line
+--@include clock
+local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
+local context, process, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+
+local version = redis.call('HGET', policy, 'version')
+if not version then
+  return { '', '', 0 }
+end
+local thing = open_upstream(meta, policy, context)
+redis.call('ZADD', relays, text_of(thing.now), process)
+redis.call('ZREMRANGEBYSCORE', relays, '-inf', text_of(thing.now - forget_ms))
+close_thing(thing)
+return { thing.epoch, version, text_of(math.max(0, thing.hold - thing.now)) }

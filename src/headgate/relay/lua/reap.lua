@@ -1,0 +1,49 @@
+#!lua flags=allow-oom
+--- Look after one user: end what has ended, pass over the dead, and leave no key of one who is idle.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
+---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
+---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
+---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
+---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
+---          17 user/<user> (hash)
+--- ARGV     1 context   2 user   3 lease_ms
+--- RETURNS  1 if nothing of this user is left, else 0
+--- AGAIN    same answer: what has ended stays ended
+--@include clock
+--@include line
+local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
+  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+
+local thing = open_upstream(keys.meta, keys.policy, context)
+local own, shared = open_side(keys, keys.policy, user, thing)
+tidy_pool(own, thing, lease_ms)
+if not shared.none then
+  tidy_pool(shared, thing, lease_ms)
+end
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.patience, '-inf', text_of(thing.now), 'LIMIT', 0, REAP)) do
+  drop_out(keys, other)
+end
+for _, other in ipairs(redis.call('ZRANGE', keys.line, 0, REAP - 1)) do
+  if not alive(keys.relays, thing, other) then
+    drop_out(keys, other)
+    keys.dropped = true
+  end
+end
+local idle = redis.call('EXISTS', keys.line, keys.fly, keys.done, keys.open) == 0
+  and thing.now >= own.pause and not thing.holding
+for _, rule in ipairs(own.rules) do
+  idle = idle and (rule.kind ~= 'b' or level_now(own, rule) == 0)
+end
+if idle then
+  redis.call('DEL', keys.user, keys.patience)
+  redis.call('ZREM', keys.users, user)
+  take_turn(keys, user, false, nil)
+else
+  call_line(keys, own)
+  note_user(keys, own, user)
+end
+call_turns(keys, shared)
+close_thing(thing)
+return idle and 1 or 0

@@ -1,0 +1,35 @@
+#!lua
+--- Say again which permits one holds and has sent on: after a lost history they count as in flight.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
+---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
+---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
+---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
+---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
+---          17 user/<user> (hash)
+--- ARGV     1 context   2 user   3 lease_ms   4.. waiter
+--- RETURNS  how many were not known any more
+--- AGAIN    same answer: a permit that is known is left alone
+--@include clock
+--@include line
+local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
+  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+
+local thing = open_upstream(keys.meta, keys.policy, context)
+local own, shared = open_side(keys, keys.policy, user, thing)
+local lost = 0
+for i = 4, #ARGV do
+  local waiter = ARGV[i]
+  local unit = waiter .. '/1'
+  if not redis.call('ZSCORE', keys.fly, unit) and not redis.call('ZSCORE', keys.done, unit) then
+    lost = lost + 1
+    take_units(own, waiter, thing.now + lease_ms)
+    if not shared.none then
+      take_units(shared, waiter, thing.now + lease_ms)
+    end
+  end
+end
+note_user(keys, own, user)
+close_thing(thing)
+return lost

@@ -1,0 +1,291 @@
+"""Upstreams, their limits, and what the scripts are told of them: rules without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from headgate.kit.http import Wire
+from headgate.kit.ids import member_id, thing_name
+from headgate.kit.problems import InvalidRequest
+
+RESERVED: Final = frozenset({"jobs", "permits"})
+NAMESPACE: Final = "default"
+SEND_MS: Final = 2000
+MOST_UNITS: Final = 1000
+
+Count = Annotated[int, Meta(ge=1, le=10_000)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Per(StrEnum):
+    """Whose limit it is: each user's own, or one that all users of the upstream share."""
+
+    USER = "user"
+    UPSTREAM = "upstream"
+
+
+class Kind(StrEnum):
+    """The form of a limit."""
+
+    WINDOW = "window"
+    BUCKET = "bucket"
+    PACED = "paced"
+    CONCURRENT = "concurrent"
+
+
+class Counter(StrEnum):
+    """How the upstream counts; only a sliding counter needs more than its own limit."""
+
+    LOG = "log"
+    FIXED = "fixed"
+    BUCKET = "bucket"
+    SLIDING_COUNTER = "sliding-counter"
+
+
+class Limit(Wire, frozen=True, omit_defaults=True):
+    """One limit: a window of `count` in `seconds`, a bucket, a pace, or so many at once."""
+
+    kind: Kind = Kind.WINDOW
+    per: Per = Per.USER
+    count: Count | None = None
+    seconds: Seconds | None = None
+    burst: Count | None = None
+    every_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
+
+    def check(self, field: str) -> None:
+        """Refuse a limit that lacks what its kind needs, or says what it does not."""
+        given = {name for name in ("count", "seconds", "burst", "every_ms") if getattr(self, name) is not None}
+        needed = _NEEDS[self.kind]
+        if given != needed:
+            words = ", ".join(sorted(_CAMEL[name] for name in needed))
+            raise InvalidRequest(f"{field}: a {self.kind} limit takes exactly {words}.", field=field)
+
+    def rules(self, counter: Counter) -> list[str]:
+        """Write this limit as the scripts read it: kind, count, milliseconds, burst."""
+        count = self.count or 1
+        ms = round((self.seconds or 0) * 1000)
+        match self.kind:
+            case Kind.PACED:
+                return [f"w 1 {self.every_ms} 0;"]
+            case Kind.CONCURRENT:
+                return [f"c {count} 0 0;"]
+            case Kind.BUCKET:
+                return [f"b {count} {ms} {self.burst};"]
+            case _:
+                rules = [f"w {count} {ms} 0;"]
+                if counter is Counter.SLIDING_COUNTER:
+                    # Arrivals W/(N-1) apart are the fastest stream that a weighted count never refuses.
+                    rules.append(f"w 1 {-(-ms // (count - 1)) if count > 1 else 2 * ms} 0;")
+                return rules
+
+
+_NEEDS: Final = {
+    Kind.WINDOW: {"count", "seconds"},
+    Kind.BUCKET: {"burst", "count", "seconds"},
+    Kind.PACED: {"every_ms"},
+    Kind.CONCURRENT: {"count"},
+}
+_CAMEL: Final = {"count": "count", "seconds": "seconds", "burst": "burst", "every_ms": "everyMs"}
+
+
+class Retry(Wire, frozen=True, omit_defaults=True):
+    """When a request that may be sent again is: after a closed connection, and after these statuses."""
+
+    attempts: Annotated[int, Meta(ge=0, le=5)] = 1
+    statuses: tuple[Annotated[int, Meta(ge=500, le=599)], ...] = ()
+    refused: bool = True
+
+
+class Upstream(Wire, frozen=True):
+    """Somebody else's API: where it is and how much of it may be used."""
+
+    base_url: str
+    limits: tuple[Limit, ...]
+    user_header: str = "X-User-Id"
+    forward_user: bool = False
+    counter: Counter = Counter.LOG
+    plans: dict[str, tuple[Limit, ...]] = {}
+    user_plans: dict[str, str] = {}
+    timeout_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    deadline_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 300.0
+    delivery_seconds: Annotated[float, Meta(ge=0, le=600)] = 5.0
+    connect_seconds: Annotated[float, Meta(gt=0, le=60)] = 5.0
+    max_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_connections: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    headers: dict[str, str] = {}
+    retry: Retry = Retry()
+    verify_tls: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot work; the messages name the field."""
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl")
+        if parts.username or parts.query or parts.fragment or any(sign <= " " for sign in self.base_url):
+            raise InvalidRequest("baseUrl must have no user, query or fragment.", field="baseUrl")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise InvalidRequest("baseUrl has a port that is none.", field="baseUrl") from error
+        if not self.limits:
+            raise InvalidRequest("limits must have at least one limit.", field="limits")
+        for number, limit in enumerate(self.limits):
+            limit.check(f"limits[{number}]")
+        for plan, limits in self.plans.items():
+            thing_name(plan, "plans")
+            for number, limit in enumerate(limits):
+                limit.check(f"plans.{plan}[{number}]")
+                if limit.per is Per.UPSTREAM:
+                    raise InvalidRequest("A plan has limits per user only.", field=f"plans.{plan}[{number}]")
+        for user, plan in self.user_plans.items():
+            member_id(user, "userPlans")
+            if plan not in self.plans:
+                raise InvalidRequest(f"userPlans names the plan {plan}, which plans does not have.", field="userPlans")
+        for name, value in {self.user_header: "", **self.headers}.items():
+            if not _is_token(name) or any(sign < " " and sign != "\t" for sign in value):
+                raise InvalidRequest(f"{name!r} is not a header.", field="headers")
+
+    def rules(self) -> dict[str, str]:
+        """Give the fields of the policy that scripts read."""
+        fields = {
+            "rules": self._written(limit for limit in self.limits if limit.per is Per.USER),
+            "shared": self._written(limit for limit in self.limits if limit.per is Per.UPSTREAM),
+        }
+        fields |= {f"rules:{plan}": self._written(limits) for plan, limits in self.plans.items()}
+        return fields | {f"plan:{user}": plan for user, plan in self.user_plans.items()}
+
+    @property
+    def hold_ms(self) -> int:
+        """Say how long nothing may be sent when history is lost: until every limit has surely forgotten."""
+        hold = 1
+        for field, rules in self.rules().items():
+            for rule in [] if field.startswith("plan:") else rules.split(";")[:-1]:
+                _, count, ms, burst = rule.split(" ")
+                hold = max(hold, -(-int(burst) * int(ms) // int(count)) if burst != "0" else int(ms))
+        return hold
+
+    @property
+    def lease_ms(self) -> int:
+        """Say for how long a permit stands without a word: time to begin, to be answered, and to arrive."""
+        return SEND_MS + round((self.timeout_seconds + self.delivery_seconds) * 1000)
+
+    @property
+    def concurrent(self) -> bool:
+        """Say whether the end of an answer matters, not only its beginning."""
+        every = [*self.limits, *(limit for limits in self.plans.values() for limit in limits)]
+        return any(limit.kind is Kind.CONCURRENT for limit in every)
+
+    def window_of(self, user: str) -> Limit | None:
+        """Give the window that headers speak of: the user's first one."""
+        limits = self.plans.get(self.user_plans.get(user, ""), self.limits)
+        return next((limit for limit in limits if limit.kind is Kind.WINDOW and limit.per is Per.USER), None)
+
+    def _written(self, limits: Iterable[Limit]) -> str:
+        return "".join(rule for limit in limits for rule in limit.rules(self.counter))
+
+
+def upstream_name(value: str) -> str:
+    """Check an upstream's name; a few are taken by our own addresses."""
+    thing_name(value, "upstream")
+    if value in RESERVED:
+        raise InvalidRequest(f"The name {value} is reserved.", field="upstream")
+    return value
+
+
+def _is_token(name: str) -> bool:
+    return bool(name) and all(sign.isascii() and (sign.isalnum() or sign in "!#$%&'*+-.^_`|~") for sign in name)
+
+
+class Outcome(StrEnum):
+    """How the request of a permit went."""
+
+    UNSENT = "unsent"
+    ANSWERED = "answered"
+    ENDED = "ended"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+class JobState(StrEnum):
+    """Where a job is; the last four are ends."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    CANCELLED = "cancelled"
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """A request that was accepted to be sent later."""
+
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    user: str
+    units: int
+    submitted_ms: int
+    deadline_ms: int
+
+
+class Response(Wire, frozen=True, omit_defaults=True):
+    """What the upstream answered; bytes that are not text come in base64."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: str | None = None
+    body_base64: str | None = None
+    truncated: bool = False
+
+
+class JobView(Wire, frozen=True, omit_defaults=True):
+    """A job as its owner sees it."""
+
+    id: str
+    state: JobState
+    upstream: str
+    position: int | None = None
+    eta: str | None = None
+    attempts: int = 0
+    reason: str | None = None
+    response: Response | None = None
+
+
+class UpstreamView(Wire, frozen=True):
+    """An upstream with its policy and version."""
+
+    name: str
+    version: int
+    policy: Upstream
+
+
+class UserFigures(Wire, frozen=True):
+    """How it stands with one user."""
+
+    user: str
+    waiting: int
+    in_flight: int
+    cooling: int
+    room: int
+    held_ms: int
+
+
+class UpstreamStatus(Wire, frozen=True):
+    """How it stands with an upstream: sums over its users, and the busiest of them."""
+
+    name: str
+    users: int
+    waiting: int
+    in_flight: int
+    cooling: int
+    held_ms: int
+    busiest: tuple[UserFigures, ...]

@@ -1,0 +1,341 @@
+"""Permits: the right to send one request, granted by the store in the order of arrival.
+
+Three states, and what a cancel means in each: waiting (free), granted but not sent on (free), sent (must cool). A holder
+must begin to send before `send_by`, a moment of its own monotonic clock that was fixed before it asked; whatever pauses
+the process in between makes the permit expire, never the request late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+import structlog
+
+from headgate.kit.problems import DeadlineExceeded, HeadgateError, StoreUnavailable
+from headgate.relay import metrics
+from headgate.relay.lines import Lines, Waiter
+from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream
+from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
+from headgate.relay.upstreams import Upstreams
+from headgate.store import Script, Store, Thing, script
+from headgate.store.link import Arg, Reply
+
+ACQUIRE = script(__package__, "acquire")
+COMPLETE = script(__package__, "complete")
+CANCEL = script(__package__, "cancel")
+REPORT = script(__package__, "report")
+BEAT = script(__package__, "beat")
+
+BEAT_SECONDS: Final = 1.0
+FORGET_MS: Final = 60_000
+STORE_PAUSE: Final = 0.25
+GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
+
+log = structlog.get_logger()
+
+
+class Permit:
+    """A permit in hand; told what became of its request exactly once."""
+
+    __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "name", "place", "policy", "position", "room",
+                 "send_by", "user", "waited")  # fmt: skip
+
+    def __init__(
+        self, permits: Permits, name: str, policy: Upstream, user: str, waiter: Waiter, *,
+        position: int, waited: float, asked: float, left_ms: int, room: int,
+    ) -> None:  # fmt: skip
+        self._permits = permits
+        self._sent = False
+        self._settled = False
+        self.name = name
+        self.policy = policy
+        self.user = user
+        self.id = waiter.id
+        self.place = waiter.place
+        self.position = position
+        self.waited = waited
+        self.room = room
+        self.lease_at = asked + left_ms / 1000
+        self.send_by = asked + (left_ms - policy.lease_ms + SEND_MS) / 1000
+
+    @property
+    def sent(self) -> bool:
+        """Tell whether anything may have left for the upstream."""
+        return self._sent
+
+    def sending(self) -> None:
+        """Say that the first byte leaves now; raises PermitExpired if that would be too late."""
+        if asyncio.get_running_loop().time() >= self.send_by:
+            metrics.LATE_PERMITS.labels(self.name).inc()
+            raise PermitExpired
+        if not self._sent:
+            self._sent = True
+            self._permits.sends(self)
+
+    def settle(self, outcome: Outcome, *, age_seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
+        """Tell the store how it went, in the background and until it hears it or the lease has ended."""
+        if self._settled:
+            return
+        self._settled = outcome is not Outcome.ANSWERED
+        self._permits.settle(self, outcome, age_seconds, pause_seconds)
+
+    def give_back(self) -> None:
+        """End a permit in whatever state it is, without knowing more: free if unsent, else perhaps still on its way."""
+        self.settle(Outcome.LOST if self._sent else Outcome.UNSENT)
+
+
+class Permits:
+    """Asks the store for permits and waits for them, for one process."""
+
+    def __init__(self, store: Store, upstreams: Upstreams) -> None:
+        self.process = f"r{secrets.token_hex(6)}"
+        self._store = store
+        self._upstreams = upstreams
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._sites: dict[str, _Site] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        self._beat: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._listening = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._beat = self._store.errands.start(self._keep_beating())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.settled(5.0)
+        if self._beat is not None:
+            self._beat.cancel()
+        self._listening.close()
+
+    def thing(self, name: str) -> Thing:
+        """Name an upstream's thing."""
+        return self._store.thing("upstream", NAMESPACE, name)
+
+    async def acquire(
+        self, name: str, policy: Upstream, user: str, *, deadline: float, units: int = 1, place: int = 0, most: int | None = None
+    ) -> Permit:  # fmt: skip
+        """Wait in line for a permit until the deadline; a place given by an earlier permit is kept."""
+        site = self._site(name)
+        started = self._loop.time()
+        most = policy.max_waiting if most is None else most
+        position = -1
+        with site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
+            waiter.place = place
+            metrics.WAITING.labels(name).inc()
+            try:
+                while True:
+                    asked = self._loop.time()
+                    reply = await self._ask(site, policy, user, waiter, most, deadline)
+                    how, ms, exact = cast("int", reply[0]), _int(reply[3]), reply[4] == 1
+                    waiter.place = _int(reply[1])
+                    if position < 0:
+                        position = cast("int", reply[2])
+                    site.learn(reply[7], reply[8])
+                    if how == GRANTED:
+                        room, used = cast("int", reply[5]), cast("int", reply[6])
+                        waited = self._loop.time() - started
+                        self._note_grant(name, waited, room, used)
+                        permit = Permit(self, name, policy, user, waiter, position=position, waited=waited,
+                                        asked=asked, left_ms=ms, room=max(0, room))  # fmt: skip
+                        site.held[permit.id] = permit
+                        return permit
+                    if how == TOO_LATE:
+                        raise DeadlineExceeded(
+                            f"Its turn comes in {ms / 1000:.1f} s at the earliest, after your deadline.",
+                            retry_after=max(1, round(ms / 1000)), position=reply[2],
+                        )  # fmt: skip
+                    if how == FULL:
+                        raise LineFull(
+                            f"{position} requests of this user are waiting already.", retry_after=max(1, ms // 1000)
+                        )
+                    await waiter.turn(waiter.place, ms / 1000, exact=exact, deadline=deadline)
+                    if self._loop.time() >= deadline:
+                        raise DeadlineExceeded("Its turn did not come before your deadline.")
+            except BaseException:
+                self._start(self._cancel(site, policy, user, waiter.id))
+                raise
+            finally:
+                metrics.WAITING.labels(name).dec()
+
+    async def _ask(
+        self, site: _Site, policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
+    ) -> list[Reply]:
+        """Ask once; while the store is away, wait and ask again until the deadline."""
+        while True:
+            now = self._loop.time()
+            waiter.asks()
+            limit = min(deadline, now + 2.0)
+            try:
+                reply = await self._run(
+                    ACQUIRE, site, user, user, waiter.id, waiter.place, max(0, int((deadline - now) * 1000)), most,
+                    policy.lease_ms, deadline=limit,
+                )  # fmt: skip
+                return cast("list[Reply]", reply)
+            except UpstreamUnknown:
+                await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
+            except StoreUnavailable:
+                if self._loop.time() + STORE_PAUSE >= deadline:
+                    raise
+                await asyncio.sleep(STORE_PAUSE)
+
+    def sends(self, permit: Permit) -> None:
+        """Count a request that leaves."""
+        metrics.SENDS.labels(permit.name).inc()
+        metrics.IN_FLIGHT.labels(permit.name).inc()
+
+    def settle(self, permit: Permit, outcome: Outcome, age_seconds: float, pause_seconds: float) -> None:
+        """Begin to tell the store how a permit's request went."""
+        site = self._site(permit.name)
+        held = site.held.pop(permit.id, None)
+        if held is not None and permit.sent:
+            metrics.IN_FLIGHT.labels(permit.name).dec()
+        metrics.ANSWERS.labels(permit.name, outcome).inc()
+        answered = self._loop.time() - age_seconds
+        self._start(self._settle(site, permit, outcome, answered, pause_seconds))
+
+    async def settled(self, seconds: float) -> None:
+        """Wait until the store has heard of every permit, or so long."""
+        if self._settling:
+            await asyncio.wait(tuple(self._settling), timeout=seconds)
+
+    async def _settle(
+        self, site: _Site, permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
+    ) -> None:
+        policy = permit.policy
+        late_ms = round(policy.delivery_seconds * 1000)
+        # After the lease the store takes the request for answered then; a word after that changes nothing.
+        while self._loop.time() < permit.lease_at or outcome is Outcome.ANSWERED:
+            age_ms = int((self._loop.time() - answered) * 1000)
+            with suppress(StoreUnavailable):
+                reply = cast(
+                    "list[Reply]",
+                    await self._run(COMPLETE, site, permit.user, permit.user, permit.id, outcome, age_ms, late_ms,
+                                    round(pause_seconds * 1000), policy.lease_ms),
+                )  # fmt: skip
+                site.learn(reply[0], reply[1])
+                return
+            await asyncio.sleep(STORE_PAUSE)
+
+    async def _cancel(self, site: _Site, policy: Upstream, user: str, waiter: str) -> None:
+        limit = self._loop.time() + policy.lease_ms / 1000
+        while self._loop.time() < limit:
+            with suppress(StoreUnavailable):
+                await self._run(CANCEL, site, user, user, waiter, policy.lease_ms)
+                return
+            await asyncio.sleep(STORE_PAUSE)
+
+    async def _run(self, what: Script, site: _Site, user: str, *args: Arg, deadline: float | None = None) -> Reply:
+        metrics.STORE_CALLS.labels(site.name, what.name).inc()
+        return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._store.errands.start(work)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    def _note_grant(self, name: str, waited: float, room: int, used: int) -> None:
+        metrics.WAIT_SECONDS.labels(name).observe(waited)
+        largest = metrics.LARGEST_WINDOW.labels(name)
+        site = self._site(name)
+        if used > site.largest and used + room < 1_000_000:
+            site.largest = used
+            largest.set(used)
+        if 0 < used + room < 1_000_000:
+            metrics.UTILISATION.labels(name).set(used / (used + room))
+
+    def _site(self, name: str) -> _Site:
+        site = self._sites.get(name)
+        if site is None:
+            site = self._sites[name] = _Site(name, self.thing(name), self._hurry)
+            hear = site.hear(self._upstreams.doubt)
+            self._listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
+        return site
+
+    # Signs of life
+
+    async def _keep_beating(self) -> None:
+        """Tell the store every second that our waiters and permits are alive, and notice a lost history."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._hurry.wait()
+            self._hurry.clear()
+            for site in tuple(self._sites.values()):
+                if len(site.lines) or site.held:
+                    await self._beat_once(site)
+
+    async def _beat_once(self, site: _Site) -> None:
+        try:
+            reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process, FORGET_MS))
+            if not reply[0]:
+                await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
+                return
+            if site.version not in (b"", reply[1]):
+                self._upstreams.doubt(site.name)
+            site.learn(reply[0], reply[1])
+            if site.unreported:
+                await self._report(site)
+                site.unreported = False
+        except HeadgateError as error:
+            log.debug("no sign of life could be given", upstream=site.name, error=error.detail)
+
+    async def _report(self, site: _Site) -> None:
+        """Say again what is in flight: the store may have forgotten it."""
+        log.info("history may be lost, holding for one window", upstream=site.name)
+        metrics.HOLDS.labels(site.name).inc()
+        users: dict[str, list[Permit]] = {}
+        for permit in tuple(site.held.values()):
+            if permit.sent:
+                users.setdefault(permit.user, []).append(permit)
+        for user, permits in users.items():
+            ids = [permit.id for permit in permits]
+            await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
+        site.lines.ask_all()
+
+
+class _Site:
+    """What this process has at one upstream."""
+
+    __slots__ = ("_hurry", "epoch", "held", "largest", "lines", "name", "thing", "unreported", "version")
+
+    def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
+        self._hurry = hurry
+        self.name = name
+        self.thing = thing
+        self.lines = Lines()
+        self.held: dict[str, Permit] = {}
+        self.epoch = b""
+        self.version = b""
+        self.largest = 0
+        self.unreported = False
+
+    def learn(self, epoch: Reply, version: Reply) -> None:
+        """Remember which history and which policy the store spoke of."""
+        if self.epoch not in (b"", epoch):
+            self.unreported = True
+            self._hurry.set()
+        self.epoch, self.version = cast("bytes", epoch), cast("bytes", version)
+
+    def hear(self, on_policy: Callable[[str], None]) -> Callable[[str | None], None]:
+        """Make the listener for this upstream's hints."""
+
+        def listener(words: str | None) -> None:
+            if words is None or words.startswith("policy"):
+                on_policy(self.name)
+            self.lines.hear(words)
+
+        return listener
+
+
+def _int(reply: Reply) -> int:
+    return int(cast("bytes", reply))

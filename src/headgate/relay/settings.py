@@ -1,0 +1,30 @@
+"""How a relay behaves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from headgate.kit.settings import Doc, Settings
+
+
+class RelaySettings(Settings, section="relay"):
+    """Secrets for upstreams, and how much a relay holds."""
+
+    secrets: Annotated[
+        dict[str, str],
+        Doc("values for {secret:NAME} in an upstream's headers, as a JSON object", secret=True),
+    ] = {}
+    refused_networks: Annotated[
+        tuple[str, ...],
+        Doc("networks to which no upstream may resolve: link-local and metadata addresses, unless changed"),
+    ] = ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "ff00::/8", "fd00:ec2::254/128")
+    buffer_bytes: Annotated[int, Meta(ge=0), Doc("how much of a body is read while its request waits")] = 65_536
+    job_bytes: Annotated[int, Meta(ge=0), Doc("the largest body of a job, and of a job's answer")] = 1_048_576
+    job_keep_seconds: Annotated[int, Meta(ge=1), Doc("how long the result of a job is kept")] = 3600
+    most_jobs: Annotated[int, Meta(ge=1), Doc("how many jobs of one upstream may wait")] = 100_000
+    held_jobs: Annotated[int, Meta(ge=1), Doc("how many waiting jobs one process holds")] = 2_000
+    drain_seconds: Annotated[
+        float, Meta(ge=0), Doc("how long a stopping relay finishes requests that wait or are in flight")
+    ] = 30.0

@@ -1,0 +1,87 @@
+"""A small world for the relay's tests: relays on one store, and an upstream that counts arrivals after random delays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from headgate.relay.judge import Limiter, largest_window
+from headgate.relay.model import Limit, Outcome, Upstream
+from headgate.relay.permits import Permits
+from headgate.relay.upstreams import Upstreams
+from headgate.store import Store, StoreSettings, open_store
+
+
+def window(count: int, seconds: float, **more: object) -> Upstream:
+    """A policy of one window per user, with short times so that tests end."""
+    given: dict[str, object] = {
+        "base_url": "http://upstream.test",
+        "limits": (Limit(count=count, seconds=seconds),),
+        "timeout_seconds": 1.0,
+        "delivery_seconds": 0.2,
+        "deadline_seconds": 60.0,
+    }
+    return Upstream(**(given | more))  # type: ignore[arg-type]
+
+
+class Counting:
+    """Counts arrivals per user; `refused` are those that its limiter did not allow."""
+
+    def __init__(self, seed: int, delay: float = 0.01, tail: float = 0.2, *, limiter: Limiter | None = None) -> None:
+        self.random = random.Random(seed)
+        self.delay, self.tail, self.limiter = delay, tail, limiter
+        self.arrivals: dict[str, list[float]] = {}
+        self.refused = 0
+
+    async def call(self, user: str) -> None:
+        """Travel, be counted, be worked on, travel back."""
+        await asyncio.sleep(self._way())
+        moment = asyncio.get_running_loop().time()
+        self.arrivals.setdefault(user, []).append(moment)
+        if self.limiter is not None and not self.limiter.arrive(moment):
+            self.refused += 1
+        await asyncio.sleep(self._way())
+
+    def largest(self, user: str, seconds: float) -> int:
+        return largest_window(self.arrivals.get(user, ()), seconds)
+
+    def _way(self) -> float:
+        slow = self.tail * self.random.random() if self.random.random() < 0.05 else 0.0
+        return self.delay * self.random.lognormvariate(0, 0.5) + slow
+
+
+class Node:
+    """One relay process, as far as permits go."""
+
+    def __init__(self, store: Store, upstreams: Upstreams, permits: Permits) -> None:
+        self.store, self.upstreams, self.permits = store, upstreams, permits
+
+    async def send(self, name: str, user: str, upstream: Counting, *, seconds: float = 30.0, units: int = 1) -> float:
+        """Do what the proxy does with one request; give the moment of the grant."""
+        loop = asyncio.get_running_loop()
+        view = await self.upstreams.get(name)
+        permit = await self.permits.acquire(name, view.policy, user, deadline=loop.time() + seconds, units=units)
+        granted = loop.time()
+        try:
+            permit.sending()
+            await upstream.call(user)
+        except BaseException:
+            permit.give_back()
+            raise
+        permit.settle(Outcome.ENDED)
+        return granted
+
+
+@asynccontextmanager
+async def nodes(url: str, prefix: str, count: int) -> AsyncIterator[list[Node]]:
+    """Start so many relays on one store, each with connections of its own."""
+    async with AsyncExitStack() as stack:
+        made = []
+        for _ in range(count):
+            store = await stack.enter_async_context(open_store(StoreSettings(url=url, prefix=prefix)))
+            upstreams = Upstreams(store)
+            permits = await stack.enter_async_context(Permits(store, upstreams))
+            made.append(Node(store, upstreams, permits))
+        yield made

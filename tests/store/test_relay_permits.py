@@ -1,0 +1,408 @@
+"""Permits: never more than N arrivals in any window, in order, at the price of few store calls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from headgate.kit.problems import DeadlineExceeded
+from headgate.relay import metrics
+from headgate.relay.judge import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket, largest_window
+from headgate.relay.model import Counter, Kind, Limit, Outcome, Per
+from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
+from headgate.relay.sweep import Sweep
+from headgate.store import Store
+from tests.store.relay_world import Counting, Node, nodes, window
+from tests.topology import FaultyProxy, Topology, eventually
+
+
+@pytest.fixture
+async def three(server: Topology, prefix: str) -> AsyncIterator[list[Node]]:
+    async with nodes(server.url, prefix, 3) as started:
+        yield started
+
+
+@pytest.fixture
+async def one(server: Topology, prefix: str) -> AsyncIterator[Node]:
+    async with nodes(server.url, prefix, 1) as started:
+        yield started[0]
+
+
+def calls(name: str) -> dict[str, float]:
+    """Script calls made for an upstream so far, by script."""
+    found = {}
+    for family in metrics.STORE_CALLS.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total") and sample.labels["upstream"] == name:
+                found[sample.labels["script"]] = sample.value
+    return found
+
+
+async def keys_of_users(store: Store, name: str) -> list[bytes]:
+    """Keys of users that an upstream has left, on whichever node."""
+    left: list[bytes] = []
+    for link in await store.route.primaries():
+        found = cast("list[bytes]", await link.send(("KEYS", f"{store.prefix}:upstream:*{name}*/*"), store.deadline()))
+        left += [key for key in found if b"}:" in key and b"/" in key.split(b"}:")[1]]
+    return left
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(three: list[Node], seed: int) -> None:
+    await three[0].upstreams.put("a", window(10, 1.0))
+    upstream = Counting(seed, limiter=SlidingLog(10, 1.0, strict=True))
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(100)))
+    assert upstream.refused == 0
+    assert upstream.largest("u1", 1.0) == 10
+    # 9 windows, each longer by the mean round trip; the rest is what waking up costs.
+    assert loop.time() - started < 9 * (1.0 + 0.06) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("limiter", "counter"),
+    [
+        (FixedWindow(10, 1.0, phase=0.37), Counter.FIXED),
+        (TokenBucket(10, 1.0), Counter.BUCKET),
+        (SlidingCounter(10, 1.0, phase=0.61), Counter.SLIDING_COUNTER),
+        (SlidingLog(10, 1.0, strict=True), Counter.LOG),
+    ],
+    ids=lambda value: value if isinstance(value, Counter) else "",
+)
+async def test_every_kind_of_upstream_is_spared(three: list[Node], limiter: Limiter, counter: Counter) -> None:
+    await three[0].upstreams.put("a", window(10, 1.0, counter=counter))
+    upstream = Counting(7, limiter=limiter)
+    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(40)))
+    assert upstream.refused == 0
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [Limit(kind=Kind.BUCKET, burst=5, count=20, seconds=1.0), Limit(kind=Kind.PACED, every_ms=50)],
+    ids=["bucket", "paced"],
+)
+async def test_bucket_and_pace_are_kept(three: list[Node], limit: Limit) -> None:
+    await three[0].upstreams.put("a", window(1, 1, limits=(limit,)))
+    upstream = Counting(3, 0.005, 0.05, limiter=TokenBucket(20, 1.0, burst=limit.burst or 1))
+    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(30)))
+    assert upstream.refused == 0
+
+
+async def test_several_limits_hold_at_once(three: list[Node]) -> None:
+    limits = (Limit(count=3, seconds=0.3), Limit(count=8, seconds=1.5))
+    await three[0].upstreams.put("a", window(1, 1, limits=limits))
+    upstream = Counting(4, 0.005, 0.05)
+    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(20)))
+    assert upstream.largest("u1", 0.3) <= 3
+    assert upstream.largest("u1", 1.5) == 8
+
+
+async def test_grants_come_in_the_order_of_arrival(three: list[Node]) -> None:
+    await three[0].upstreams.put("a", window(3, 0.4))
+    upstream = Counting(5, 0.005, 0.02)
+    order: list[int] = []
+
+    async def numbered(number: int) -> float:
+        await asyncio.sleep(number * 0.01)
+        view = await three[number % 3].upstreams.get("a")
+        deadline = asyncio.get_running_loop().time() + 30
+        permit = await three[number % 3].permits.acquire("a", view.policy, "u1", deadline=deadline)
+        order.append(number)
+        permit.sending()
+        await upstream.call("u1")
+        permit.settle(Outcome.ENDED)
+        return permit.place
+
+    places = await asyncio.gather(*(numbered(number) for number in range(24)))
+    assert places == sorted(places)
+    # Permits that become free in the same instant may be claimed in either order; nobody is overtaken by more.
+    assert all(abs(number - position) < 3 for position, number in enumerate(order))
+
+
+async def test_calls_are_two_alone_and_three_in_line(three: list[Node]) -> None:
+    node = three[0]
+    await node.upstreams.put("calls", window(5, 0.5))
+    upstream = Counting(6, 0.01, 0.0)
+    await node.send("calls", "u1", upstream)
+    await eventually(lambda: calls("calls").get("complete") == 1)
+    assert calls("calls") == {"acquire": 1, "complete": 1}
+    await asyncio.gather(*(node.send("calls", "u2", upstream) for _ in range(50)))
+    await eventually(lambda: calls("calls").get("complete") == 51)
+    # 5 go at once, 45 ask, wait and ask again; a claim that comes a millisecond early is allowed to be rare.
+    assert calls("calls")["acquire"] <= 1 + 5 + 45 * 2 + 8
+
+
+async def test_one_hanging_call_blocks_one_permit(one: Node) -> None:
+    await one.upstreams.put("a", window(3, 0.3))
+    loop = asyncio.get_running_loop()
+    view = await one.upstreams.get("a")
+    hanging = await one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5)
+    hanging.sending()
+    upstream = Counting(8, 0.005, 0.0)
+    started = loop.time()
+    await asyncio.gather(*(one.send("a", "u1", upstream) for _ in range(8)), one.send("a", "u2", upstream))
+    assert loop.time() - started < 4 * 0.35 + 0.3
+    hanging.settle(Outcome.ENDED)
+
+
+async def test_cancels_in_any_state_leave_full_capacity(three: list[Node]) -> None:
+    await three[0].upstreams.put("a", window(4, 0.2))
+    upstream = Counting(9, 0.004, 0.02)
+    chance = random.Random(9)
+
+    async def impatient(number: int) -> None:
+        try:
+            async with asyncio.timeout(chance.random() * 0.5):
+                await three[number % 3].send("a", "u1", upstream)
+        except TimeoutError:
+            return
+
+    for _ in range(10):
+        await asyncio.gather(*(impatient(number) for number in range(100)))
+    assert upstream.largest("u1", 0.2) <= 4
+    # Everything cancelled is back after at most delivery + window; then all four can go at once.
+    await asyncio.gather(*(node.permits.settled(5) for node in three))
+
+    async def all_free() -> bool:
+        figures, _, _ = await three[0].upstreams.figures("a", "u1")
+        return figures.room == 4 and figures.waiting == 0
+
+    await eventually(all_free, 5)
+
+
+async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    from headgate.relay.lines import Lines
+
+    chance = random.Random(1)
+    heard = Lines.hear
+
+    def lossy(self: Lines, words: str | None) -> None:
+        if chance.random() > 0.4:
+            heard(self, words)
+
+    monkeypatch.setattr(Lines, "hear", lossy)
+    await three[0].upstreams.put("a", window(5, 0.3))
+    upstream = Counting(10, 0.005, 0.05)
+    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(30)))
+    assert upstream.largest("u1", 0.3) <= 5
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_a_dead_relay_stalls_nobody(server: Topology, prefix: str) -> None:
+    async with (
+        FaultyProxy(server.primaries()[0].port) as proxy,
+        nodes(server.url, prefix, 1) as (alive,),
+        nodes(proxy.url, prefix, 1) as (dying,),
+    ):
+        await alive.upstreams.put("dead", window(2, 0.3))
+        upstream = Counting(11, 0.005, 0.0)
+        view = await alive.upstreams.get("dead")
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            permit = await dying.permits.acquire("dead", view.policy, "u1", deadline=loop.time() + 5)
+            permit.sending()
+        waiting = [asyncio.ensure_future(dying.send("dead", "u1", upstream)) for _ in range(20)]
+
+        async def all_wait() -> bool:
+            return (await alive.upstreams.figures("dead", "u1"))[0].waiting == 20
+
+        await eventually(all_wait)
+        proxy.blackhole()  # as after kill -9: no beat, no cancel, no word
+        started = loop.time()
+        await asyncio.gather(*(alive.send("dead", "u1", upstream) for _ in range(6)))
+        # lease (2 + 1 + 0.2) and a window, then three rounds
+        assert loop.time() - started < 3.2 + 0.3 + 3 * 0.4 + 2.0
+        assert upstream.largest("u1", 0.3) <= 2
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        proxy.heal()
+
+
+async def test_a_permit_held_too_long_does_not_send(one: Node) -> None:
+    await one.upstreams.put("a", window(2, 0.3))
+    view = await one.upstreams.get("a")
+    loop = asyncio.get_running_loop()
+    permit = await one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5)
+    permit.send_by = loop.time() - 0.001
+    with pytest.raises(PermitExpired):
+        permit.sending()
+    permit.give_back()
+
+
+async def test_turn_that_cannot_come_is_told_at_once(one: Node) -> None:
+    await one.upstreams.put("a", window(1, 30.0))
+    upstream = Counting(12, 0.001, 0.0)
+    await one.send("a", "u1", upstream)
+    await one.permits.settled(2)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await one.send("a", "u1", upstream, seconds=5)
+    assert loop.time() - started < 1
+    assert caught.value.retry_after == pytest.approx(30, abs=1)
+
+
+async def test_full_line_and_impossible_cost_are_refused(one: Node) -> None:
+    await one.upstreams.put("a", window(1, 5.0, max_waiting=2))
+    upstream = Counting(13, 0.001, 0.0)
+    await one.send("a", "u1", upstream)
+    waiting = [asyncio.ensure_future(one.send("a", "u1", upstream)) for _ in range(2)]
+
+    async def both_wait() -> bool:
+        return (await one.upstreams.figures("a", "u1"))[0].waiting == 2
+
+    await eventually(both_wait)
+    with pytest.raises(LineFull):
+        await one.send("a", "u1", upstream)
+    with pytest.raises(CostTooHigh):
+        await one.send("a", "u2", upstream, units=2)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_costs_are_counted(three: list[Node]) -> None:
+    await three[0].upstreams.put("a", window(6, 0.4))
+    upstream = Counting(14, 0.005, 0.0)
+
+    costs = [1, 4, 2, 6, 3, 1, 5, 2]
+    spent: list[tuple[float, int]] = []
+
+    async def counted(number: int, units: int) -> None:
+        spent.append((await three[number % 3].send("a", "u1", upstream, units=units), units))
+
+    await asyncio.gather(*(counted(number, units) for number, units in enumerate(costs)))
+    moments = [moment for moment, units in spent for _ in range(units)]
+    assert largest_window(moments, 0.39) <= 6
+
+
+async def test_shared_limit_goes_round_the_users(three: list[Node]) -> None:
+    shared = (Limit(count=4, seconds=0.4, per=Per.UPSTREAM),)
+    await three[0].upstreams.put("a", window(1, 1, limits=shared))
+    upstream = Counting(15, 0.005, 0.0)
+    finished: list[str] = []
+
+    async def request(number: int, user: str) -> None:
+        await three[number % 3].send("a", user, upstream)
+        finished.append(user)
+
+    flood = [asyncio.ensure_future(request(number, "flood")) for number in range(40)]
+
+    async def flooded() -> bool:
+        return (await three[0].upstreams.figures("a", "flood"))[0].waiting > 30
+
+    await eventually(flooded)
+    small = [asyncio.ensure_future(request(number, "small")) for number in range(4)]
+    await asyncio.gather(*small)
+    # Four turns of the small user come with about as many of the flooding one, not after its 40.
+    assert finished.count("flood") < 20
+    await asyncio.gather(*flood)
+    every = [moment for moments in upstream.arrivals.values() for moment in moments]
+    assert largest_window(every, 0.4) <= 4
+
+
+async def test_concurrent_limit_lasts_to_the_end_of_the_answer(one: Node) -> None:
+    await one.upstreams.put("a", window(1, 1, limits=(Limit(kind=Kind.CONCURRENT, count=2),)))
+    view = await one.upstreams.get("a")
+    loop = asyncio.get_running_loop()
+    first, _second = [await one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5) for _ in range(2)]
+    third = asyncio.ensure_future(one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5))
+    first.sending()
+    first.settle(Outcome.ANSWERED)
+    await one.permits.settled(2)
+    await asyncio.sleep(0.05)
+    assert not third.done()
+    first.settle(Outcome.ENDED)
+    await asyncio.wait_for(third, 1)
+
+
+async def test_limits_change_live(three: list[Node]) -> None:
+    await three[0].upstreams.put("a", window(2, 0.5))
+    upstream = Counting(16, 0.005, 0.0)
+    loop = asyncio.get_running_loop()
+    tasks = [asyncio.ensure_future(three[n % 3].send("a", "u1", upstream)) for n in range(40)]
+    await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 4)
+    await three[1].upstreams.put("a", window(20, 0.5))
+    started = loop.time()
+    await asyncio.gather(*tasks)
+    assert loop.time() - started < 3
+
+
+async def test_plans_override_limits_of_a_user(one: Node) -> None:
+    plans = {"big": (Limit(count=6, seconds=5.0),)}
+    await one.upstreams.put("a", window(1, 5.0, plans=plans, user_plans={"rich": "big"}))
+    assert (await one.upstreams.figures("a", "rich"))[0].room == 6
+    assert (await one.upstreams.figures("a", "poor"))[0].room == 1
+
+
+async def test_idle_users_leave_no_keys(three: list[Node]) -> None:
+    node = three[0]
+    await node.upstreams.put("idle", window(3, 0.2))
+    upstream = Counting(17, 0.002, 0.0)
+    await asyncio.gather(*(three[n % 3].send("idle", f"u{n % 5}", upstream) for n in range(15)))
+    sweep = Sweep(node.store, node.upstreams)
+    await asyncio.gather(*(other.permits.settled(2) for other in three))
+    assert await keys_of_users(node.store, "idle")
+    node.store.advance_clock(60_000)
+    await eventually(lambda: _swept(sweep, node.store), 5)
+
+
+async def _swept(sweep: Sweep, store: Store) -> bool:
+    await sweep.visit("idle")
+    return not await keys_of_users(store, "idle")
+
+
+async def test_ten_thousand_waiters_cost_the_same_as_ten(one: Node) -> None:
+    await one.upstreams.put("a", window(1, 3000.0, max_waiting=20_000, deadline_seconds=80_000))
+    view = await one.upstreams.get("a")
+    upstream = Counting(18, 0.0, 0.0)
+    await one.send("a", "u1", upstream)
+    loop = asyncio.get_running_loop()
+
+    async def wait_long() -> None:
+        await one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 1e9)
+
+    async def commands() -> int:
+        """Commands that one more ask, and one cancel, make the server run."""
+        before = await _commands(one.store)
+        with pytest.raises(DeadlineExceeded):
+            await one.send("a", "u1", upstream, seconds=1)
+        await one.permits.settled(2)
+        return await _commands(one.store) - before
+
+    waiting = [asyncio.ensure_future(wait_long()) for _ in range(10)]
+    await eventually(lambda: _waits(one, 10))
+    few = await commands()
+    waiting += [asyncio.ensure_future(wait_long()) for _ in range(9_990)]
+    await eventually(lambda: _waits(one, 10_000), 60, every=0.5)
+    many = await commands()
+    assert many <= few + 10
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await one.permits.settled(30)
+
+
+async def _waits(node: Node, count: int) -> bool:
+    return (await node.upstreams.figures("a", "u1"))[0].waiting == count
+
+
+async def _commands(store: Store) -> int:
+    total = 0
+    for link in await store.route.primaries():
+        info = cast("bytes", await link.send(("INFO", "commandstats"), store.deadline())).decode()
+        for line in info.splitlines():
+            if line.startswith("cmdstat_z"):
+                total += int(line.split("calls=")[1].split(",")[0])
+    return total
+
+
+async def test_unknown_upstream_is_told(one: Node) -> None:
+    with pytest.raises(UpstreamUnknown):
+        await one.upstreams.get("nobody")
