@@ -83,6 +83,11 @@ class Line:
         metrics.WAITING.dec()
         self._arm()
 
+    def call_all(self) -> None:
+        """Have everybody look up: the line is closed."""
+        for waiter in self._waiters:
+            waiter.called.set()
+
     def learn(self, as_of: int, opens_in: float) -> None:
         """Take news of when the lock opens, unless it is older than what we know."""
         if as_of >= self._as_of:

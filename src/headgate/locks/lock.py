@@ -57,6 +57,7 @@ class Locks(LockSource):
         self._grace_ms = self.settings.grace_ms
         self._lines: dict[Thing, Line] = {}
         self._noted: dict[Thing, float] = {}
+        self._dismissed = False
         self._loop = asyncio.get_running_loop()
 
     def thing(self, name: str, namespace: str | None = None) -> Thing:
@@ -100,6 +101,8 @@ class Locks(LockSource):
             while True:
                 if not await _called(waiter, limit):
                     break
+                if self._dismissed:
+                    raise StoreUnavailable("The client was closed while this one waited.")
                 waiter.called.clear()
                 sent = self._loop.time()
                 try:
@@ -212,6 +215,14 @@ class Locks(LockSource):
     async def fenced_get(self, key: str, namespace: str | None = None) -> FencedValue | None:
         """Read a value with the fence it was written under."""
         return await self.fences.get(namespace or self.namespace, key)
+
+    async def dismiss(self) -> None:
+        """Send those home who still wait."""
+        self._dismissed = True
+        for line in list(self._lines.values()):
+            line.call_all()
+        while self._lines:
+            await asyncio.sleep(0)
 
     def _line(self, thing: Thing) -> Line:
         line = self._lines.get(thing)

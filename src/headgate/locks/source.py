@@ -29,6 +29,7 @@ class LockSource(ABC):
         self._holdings: dict[tuple[int, str, str], Held] = {}
         self._keys: dict[Held, tuple[int, str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def lock(
         self,
@@ -101,7 +102,8 @@ class LockSource(ABC):
 
     def leave_soon(self, want: Want, holder: str) -> None:
         """Give back what a holder may have, in the background, until it worked or the lease has ended by itself."""
-        self.beside(self._leave(want, holder))
+        if not self._closed:
+            self.beside(self._leave(want, holder))
 
     async def _leave(self, want: Want, holder: str) -> None:
         loop = asyncio.get_running_loop()
@@ -148,13 +150,18 @@ class LockSource(ABC):
     ) -> None:
         await self.close()
 
+    async def dismiss(self) -> None:  # noqa: B027 -- only a store's locks have a line
+        """Send those home who still wait."""
+
     async def close(self) -> None:
         """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
+        await self.dismiss()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        self._closed = True
         rest = list(self._tasks)
         for task in rest:
             task.cancel()
