@@ -21,14 +21,19 @@ log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def local_store(configuration: Configuration, give_up: Callable[[], None]) -> AsyncIterator[str]:
-    """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called."""
+async def local_store(
+    configuration: Configuration, give_up: Callable[[], None], *, share: bool = True
+) -> AsyncIterator[str]:
+    """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called.
+
+    With `share`, the embedded store of a running `up` will do.
+    """
     url = configuration[StoreSettings].url
     if url != EMBEDDED:
         yield url
         return
     directory = configuration[DataSettings].directory
-    up = whereabouts.find(directory)
+    up = whereabouts.find(directory) if share else None
     if up is not None:
         yield up.store
         return

@@ -15,8 +15,8 @@ import structlog
 from cyclopts import Parameter
 
 from headgate import __version__
-from headgate.cli import ports
 from headgate.cli.local_store import local_store
+from headgate.cli.ports import refuse_taken
 from headgate.cli.settings import read_settings
 from headgate.gateway.assembly import open_gateway
 from headgate.gateway.gateway import Gateway
@@ -27,9 +27,16 @@ from headgate.kit.http import Mount, Operation
 from headgate.kit.life import Job, Life, run_jobs
 from headgate.kit.logs import LogSettings
 from headgate.kit.operations import OperationsSettings, Ready, serve_operations
+from headgate.kit.ports import trouble
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.settings import DEFAULT, Configuration
 from headgate.kit.traces import TraceSettings
+from headgate.registry.alerts import Alerts, target_from
+from headgate.registry.api import operations as registry_operations
+from headgate.registry.health import prober_for
+from headgate.registry.instances import Registry
+from headgate.registry.jobs import jobs as registry_jobs
+from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, open_store
 
 log = structlog.get_logger()
@@ -47,7 +54,13 @@ class Parts(msgspec.Struct, frozen=True):
 
 def assemble(store: Store, configuration: Configuration) -> Parts:
     """Build every feature on an open store."""
-    return Parts()
+    registry = Registry(store, configuration[RegistrySettings])
+    prober = prober_for(store, registry.settings)
+    alerts = Alerts(target_from(registry.settings))
+    return Parts(
+        operations=[*registry_operations(registry, prober)],
+        jobs=[*registry_jobs(registry, prober, alerts)],
+    )
 
 
 async def gateway(
@@ -161,9 +174,9 @@ async def listen_operations(configuration: Configuration, ready: Ready) -> Async
     """Serve probes and metrics; the default port gives way to a free one, a chosen one does not."""
     settings = configuration[OperationsSettings]
     port = settings.port
-    if configuration.origin("ops.port") == DEFAULT and ports.trouble(settings.host, port) is not None:
+    if configuration.origin("ops.port") == DEFAULT and trouble(settings.host, port) is not None:
         port = 0
-    ports.refuse_taken(settings.host, port, "--ops-port")
+    refuse_taken(settings.host, port, "--ops-port")
     async with serve_operations(port, ready, host=settings.host) as taken:
         yield taken
 

@@ -17,13 +17,14 @@ from headgate.cli import output
 from headgate.cli.children import Child, Running, keep_all, wait_until_ready
 from headgate.cli.local_store import local_store
 from headgate.cli.log_lines import show
-from headgate.cli.ports import free_port, refuse_taken
+from headgate.cli.ports import refuse_taken
 from headgate.cli.settings import DataSettings, Json, read_settings
 from headgate.cli.whereabouts import Whereabouts, forget, remember
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs
 from headgate.kit.life import Life
 from headgate.kit.logs import LogSettings
+from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import DEFAULT, Configuration, Settings, spellings
 from headgate.store import StoreSettings
@@ -79,7 +80,7 @@ async def up(
     logs.hide(*configuration.secrets())
     plan = _plan(configuration, demo=demo)
     refuse_taken(plan.host, plan.port, "--port")
-    async with Life() as life, local_store(configuration, life.end) as store_url:
+    async with Life() as life, local_store(configuration, life.end, share=False) as store_url:
         environment = _environment(configuration, plan, store_url)
         running = [Running(child, environment, show) for child in children(plan)]
         whereabouts = Whereabouts(

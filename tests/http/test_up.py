@@ -1,0 +1,235 @@
+"""`headgate up`, as somebody uses it for the first time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import httpx2
+import msgspec
+import psutil
+import pytest
+
+from tests.topology import free_port, wait_until
+
+pytestmark = pytest.mark.topology("standalone")
+
+READY_SECONDS = 60
+
+
+class Up:
+    """A running `headgate up`, in a directory of its own."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.errors = directory / "stderr"
+        with self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headgate", "up", "--port", str(self.port), *arguments],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=clean_environment(),
+                process_group=0,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def token(self) -> str:
+        return (self.directory / ".headgate" / "token").read_text().strip()
+
+    def ready(self) -> str:
+        """Wait for the line of JSON on stdout and give it."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors.read_text()
+        return line
+
+    def status(self, token: str | None = None) -> int:
+        """Ask the gateway something, and give the status of its answer; 0 if it does not listen."""
+        try:
+            asked = httpx2.get(f"{self.url}/api/system", headers={"X-API-Token": token or self.token})
+        except httpx2.TransportError:
+            return 0
+        return asked.status_code
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def child(self, *words: str) -> psutil.Process:
+        """Find the direct child whose command line contains these words."""
+        (found,) = (
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if all(word in " ".join(child.cmdline()) for word in words)
+        )
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> float:
+        """Ask it to stop, and give the seconds that took."""
+        started = monotonic()
+        self.process.send_signal(number)
+        self.process.wait(20)
+        return monotonic() - started
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("HEADGATE_")} | more
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for up in started:
+        family = up.family() if up.process.poll() is None else []
+        up.process.kill()
+        up.process.communicate()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def command(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headgate", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(**environment),
+    )
+
+
+def test_the_first_start_is_complete_and_ctrl_c_ends_all_of_it(start: Callable[..., Up], tmp_path: Path) -> None:
+    up = start("--json")
+    told = msgspec.json.decode(up.ready(), type=dict[str, str | None])
+    assert set(told) == {"gateway", "arena", "relay", "console", "token", "store"}
+    assert told["gateway"] == up.url
+    assert told["token"] == up.token
+    for name in ("token", "signing-keys.json", "up.json"):
+        assert stat.S_IMODE((tmp_path / ".headgate" / name).stat().st_mode) == 0o600
+
+    assert httpx2.get(f"{up.url}/api/system").status_code == 401
+    assert up.status() == 200
+
+    made = command(tmp_path, "token", "create", "shop", "--role", "read")
+    assert made.returncode == 0, made.stderr
+    listed = command(tmp_path, "token", "list", "--json")
+    assert [token["name"] for token in msgspec.json.decode(listed.stdout)] == ["shop"]
+    secret = made.stdout.strip()
+    wait_until(lambda: up.status(secret) == 200, 5, "the new token is known")
+    direct = command(tmp_path, "token", "list", "--json", "--url", str(told["store"]))
+    assert direct.stdout == listed.stdout
+
+    found = command(tmp_path, "doctor", "--json")
+    assert found.returncode == 0, found.stdout
+    assert {finding["level"] for finding in msgspec.json.decode(found.stdout)} == {"ok"}
+
+    assert up.token not in up.said()
+    family = up.family()
+    assert up.stop() < 5
+    assert up.process.returncode == 0
+    wait_until(lambda: not any(process.is_running() for process in family), 2, "everything has stopped")
+    assert not (tmp_path / ".headgate" / "up.json").exists()
+    assert "the data is kept" in up.said()
+
+
+def test_data_and_token_are_there_again_after_a_restart(start: Callable[..., Up], tmp_path: Path) -> None:
+    first = start("--json")
+    first.ready()
+    token = first.token
+    assert command(tmp_path, "token", "create", "kept", "--role", "read").returncode == 0
+    first.stop(signal.SIGTERM)
+    second = start("--json")
+    second.ready()
+    assert second.token == token
+    assert "kept" in command(tmp_path, "token", "list").stdout
+
+
+def test_a_child_that_dies_is_named_with_its_cause_and_started_again(start: Callable[..., Up]) -> None:
+    up = start("--json")
+    up.ready()
+    up.child("serve", "gateway").kill()
+    wait_until(lambda: "the gateway was killed by SIGKILL" in up.said(), 10, "its death is told")
+    wait_until(lambda: up.status() == 200, READY_SECONDS, "the gateway answers again")
+    assert up.process.poll() is None
+
+
+def test_a_store_that_dies_comes_back_with_its_data(start: Callable[..., Up], tmp_path: Path) -> None:
+    up = start("--json")
+    up.ready()
+    assert command(tmp_path, "token", "create", "kept", "--role", "read").returncode == 0
+    (store,) = (child for child in psutil.Process(up.process.pid).children() if child.name() == "valkey-server")
+    store.kill()
+    wait_until(lambda: "the embedded store died" in up.said(), 10, "its death is told")
+    wait_until(lambda: "kept" in command(tmp_path, "token", "list").stdout, READY_SECONDS, "the data is there again")
+
+
+def test_when_it_is_killed_nothing_stays_behind(start: Callable[..., Up]) -> None:
+    up = start("--json")
+    up.ready()
+    family = up.family()
+    assert len(family) >= 3
+    up.process.kill()
+    up.process.wait()
+    wait_until(lambda: not any(process.is_running() for process in family), 10, "all children have ended")
+
+
+def test_a_second_up_on_the_same_data_is_told_who_has_it(start: Callable[..., Up], tmp_path: Path) -> None:
+    up = start("--json")
+    up.ready()
+    second = command(tmp_path, "up", "--port", str(free_port()))
+    assert second.returncode == 1
+    assert f"in use by process {up.process.pid}" in second.stderr
+    assert second.stderr.count("\n") == 1
+    assert up.status() == 200
+
+
+def test_a_taken_port_is_one_sentence_with_the_next_step(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        refused = command(tmp_path, "up", "--port", str(other.getsockname()[1]))
+    assert refused.returncode == 1
+    assert "choose another with --port" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = command(tmp_path, "up", "--port", str(free_port()), "--data", "file/data")
+    assert refused.returncode == 1
+    assert "choose another directory with --data" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_child_that_cannot_start_ends_everything_with_its_reason(tmp_path: Path) -> None:
+    refused = command(tmp_path, "up", "--port", str(free_port()), HEADGATE_STORE="valkey://127.0.0.1:1")
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert last.startswith("headgate: The ")
+    assert "while starting" in last
