@@ -40,6 +40,7 @@ from headgate.kit.http import (
     Stop,
     Stream,
 )
+from headgate.kit.operations import Ready
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
 
 UNMATCHED = "unmatched"
@@ -98,9 +99,16 @@ class Gateway:
     """The ASGI application: all operations and mounts behind one door."""
 
     def __init__(
-        self, operations: Sequence[Operation], mounts: Sequence[Mount], *, settings: GatewaySettings, door: Door
+        self,
+        operations: Sequence[Operation],
+        mounts: Sequence[Mount] = (),
+        *,
+        settings: GatewaySettings,
+        door: Door,
+        ready: Ready,
     ) -> None:
         self.stop = Stop()
+        self.ready = ready
         self._door = door
         self._origins = Origins(settings.origins)
         routes = [(each.method, each.path, Route(each, settings, door.limits)) for each in operations]
@@ -128,7 +136,7 @@ class Gateway:
                 found = self._router.find(path)
                 if found is None:
                     mounted = self._mounted(path)
-                    tally = mounted.tally
+                    tally, title = mounted.tally, mounted.mount.prefix
                     await self._run_mounted(mounted, call, send, started)
                     return
                 resource, call.path = found

@@ -18,7 +18,6 @@ SECONDS = metrics.histogram(
 )
 IN_FLIGHT = metrics.gauge("headgate_http_requests_in_flight", "Requests being answered.", ["operation"])
 STREAMS = metrics.gauge("headgate_http_streams", "Open streams.", ["operation"])
-RESTARTS = metrics.counter("headgate_gateway_restarts_total", "Gateway processes started again after a crash.")
 
 
 class Tally:

@@ -16,7 +16,7 @@ from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooL
 
 NAMESPACE = "namespace"
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
+_FIELD = re.compile(r"^Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
 _FLAT = str.maketrans(dict.fromkeys(map(chr, (*range(32), 127, *range(128, 160))), " "))
 
 
@@ -149,12 +149,12 @@ def invalid(error: msgspec.ValidationError) -> InvalidRequest:
     parts = _WHERE.match(str(error))
     what, where = (parts["what"], parts["where"] or "") if parts else (str(error), "")
     named = _FIELD.match(what)
-    field = f"{where}.{named['name']}" if named else where
-    field = field.lstrip(".")[:128].translate(_FLAT)
+    field = (f"{where}.{named['name']}" if named else where).lstrip(".")[:128].translate(_FLAT)
+    if named:
+        missing = named["how"] == "missing required"
+        return InvalidRequest(f"{field} is missing." if missing else f"There is no field {field}.", field=field)
     detail = what[:300].translate(_FLAT)
-    if not field:
-        return InvalidRequest(f"{detail}.")
-    return InvalidRequest(f"{detail}." if named else f"{detail}, in {field}.", field=field)
+    return InvalidRequest(f"{detail}, in {field}.", field=field) if field else InvalidRequest(f"{detail}.")
 
 
 def malformed(error: Exception) -> Malformed:

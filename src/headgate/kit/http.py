@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -37,7 +37,12 @@ class Access(StrEnum):
     ADMIN = "admin"
 
 
-class Wire(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class _WireMeta(msgspec.StructMeta):
+    """Tells type checkers that what inherits from a frozen struct is frozen too."""
+
+
+class Wire(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Base of what travels over HTTP: frozen, camelCase on the wire, unknown fields refused."""
 
 
@@ -213,7 +218,8 @@ class Operation:
     Path parameters are written `{name}`; a last one written `{name:path}` takes the rest with its slashes. `body` may be
     `bytes` for a body of any kind. `status` is that of a plain answer; without `answer` it is 204 in the document.
     `limit` names a class of the gateway's limits, counted per client address and, where `user` tells whose request it is,
-    per user as well. `content_type` is for the document: a `Stream` or an `Answer` says its own.
+    per user as well. `content_type` and `headers` (request headers of its own, with what they mean) are for the document:
+    a `Stream` or an `Answer` says its own type.
     """
 
     method: str
@@ -231,6 +237,7 @@ class Operation:
     status: int = 200
     content_type: str = JSON
     errors: tuple[type[HeadgateError], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
     namespaced: bool = False
     limit: str | None = None
     user: Callable[[Call], str | None] | None = None

@@ -10,9 +10,13 @@ from ulid import ULID
 
 from headgate.kit.problems import InvalidRequest
 
-_THING = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
-_CONFIG_KEY = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
-_MEMBER = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+THING_PATTERN = r"[A-Za-z0-9_.:-]{1,128}"
+CONFIG_KEY_PATTERN = r"[A-Za-z0-9_.:/-]{1,128}"
+MEMBER_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+
+_THING = re.compile(THING_PATTERN, re.ASCII)
+_CONFIG_KEY = re.compile(CONFIG_KEY_PATTERN, re.ASCII)
+_MEMBER = re.compile(MEMBER_PATTERN, re.ASCII)
 _INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 

@@ -1,0 +1,64 @@
+"""Puts a gateway together: the features' operations, its own, the tokens and the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from headgate.gateway import api
+from headgate.gateway.door import Door
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.openapi import document
+from headgate.gateway.settings import GatewaySettings
+from headgate.gateway.tokens import Keyring, Tokens
+from headgate.kit.http import Mount, Operation
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.store import Store
+
+READY_SECONDS: Final = 1.0
+SHORT_TOKEN: Final = 16
+
+log = structlog.get_logger()
+
+
+class AdminTokenMissing(HeadgateError):
+    """There is no admin token; set HEADGATE_ADMIN_TOKEN to a long random text, or run `headgate up`, which makes one."""
+
+    code = "admin_token_missing"
+
+
+@asynccontextmanager
+async def open_gateway(
+    operations: Sequence[Operation], mounts: Sequence[Mount] = (), *, settings: GatewaySettings, store: Store
+) -> AsyncIterator[Gateway]:
+    """Open the application that a worker serves: these operations and mounts, and the gateway's own."""
+    if not settings.admin_token:
+        raise AdminTokenMissing
+    if len(settings.admin_token) < SHORT_TOKEN:
+        log.warning("the admin token is short and could be guessed; take a longer one")
+    tokens = Tokens(store)
+    keyring = Keyring(tokens, settings.admin_token)
+    await keyring.refresh()
+    every = [*operations, *api.operations(store, tokens, settings)]
+    every += api.documents(document(every))
+
+    async def ready() -> str | None:
+        try:
+            await store.ping(asyncio.get_running_loop().time() + READY_SECONDS)
+        except StoreUnavailable as error:
+            return error.detail
+        return None
+
+    gateway = Gateway(every, mounts, settings=settings, door=Door(keyring, settings), ready=ready)
+    async with asyncio.TaskGroup() as group:
+        keeping = [group.create_task(keyring.keep()), group.create_task(gateway.keep_figures())]
+        try:
+            yield gateway
+        finally:
+            for task in keeping:
+                task.cancel()
+            gateway.flush()

@@ -1,0 +1,185 @@
+"""The OpenAPI 3.1 document, made from the operations and their structs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+import headgate
+from headgate.gateway.answering import PROBLEM
+from headgate.gateway.reading import BodyTimeout, MediaUnsupported
+from headgate.kit.http import JSON, Access, Operation
+from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
+from headgate.kit.problems import (
+    BY_CODE,
+    Forbidden,
+    HeadgateError,
+    InvalidRequest,
+    Malformed,
+    RateLimited,
+    StoreUnavailable,
+    TooLarge,
+    Unauthorized,
+)
+
+Schema = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_DESCRIPTION = """\
+Traffic control for stateful backends. Errors are problem documents (RFC 9457) whose `code` is stable; `/docs/problems` lists \
+them. Requests may carry `X-Request-Id` and `traceparent`; both come back. Unknown fields and parameters are refused."""
+
+_PROBLEM_SCHEMA: Schema = {
+    "title": "Problem",
+    "description": "What went wrong, as RFC 9457 has it.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "description": "where this problem is explained"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "code": {"type": "string", "description": "the stable name of the problem"},
+        "detail": {"type": "string", "description": "what happened, for people"},
+        "requestId": {"type": "string", "description": "finds this request in the log"},
+        "retryAfter": {"type": "number", "description": "seconds to wait before asking again"},
+        "field": {"type": "string", "description": "the field or parameter that was wrong"},
+    },
+    "required": ["type", "title", "status", "code", "detail", "requestId"],
+}
+
+
+def document(operations: Sequence[Operation]) -> bytes:
+    """Write the document of all operations that are documented, as JSON."""
+    shown = [operation for operation in operations if operation.documented]
+    types = [kind for each in shown for kind in (each.body, each.answer) if kind is not None and kind is not bytes]
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_any, ref_template=_REF)
+    schema_of = dict(zip(types, schemas, strict=True))
+    components["Problem"] = _PROBLEM_SCHEMA
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in shown:
+        path = _PARAMETER.sub(r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _described(operation, schema_of, components)
+    whole = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headgate",
+            "version": headgate.__version__,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in shown)],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "apiToken": {"type": "apiKey", "in": "header", "name": "X-API-Token"},
+                "bearer": {"type": "http", "scheme": "bearer"},
+            },
+        },
+        "x-problems": problems(),
+    }
+    return msgspec.json.encode(whole)
+
+
+def problems() -> list[dict[str, object]]:
+    """Give every problem that can come over HTTP, by code."""
+    return [
+        {"code": code, "status": kind.status, "title": kind.title, "detail": kind().detail}
+        for code, kind in sorted(BY_CODE.items())
+        if kind.status != HeadgateError.status
+    ] + [{"code": "internal", "status": 500, "title": "Internal error", "detail": BY_CODE["internal"]().detail}]
+
+
+def _described(operation: Operation, schema_of: dict[type[Any], Schema], components: dict[str, Schema]) -> Schema:
+    access = [operation.access.value]
+    public = operation.access is Access.PUBLIC
+    described: Schema = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [
+            *_path_parameters(operation),
+            *_query_parameters(operation, components),
+            *(_parameter("header", name, {"type": "string"}, text) for name, text in operation.headers.items()),
+        ],
+        "responses": {**_success(operation, schema_of), **_failures(operation)},
+        "security": [] if public else [{"apiToken": access}, {"bearer": access}],
+        "x-access": operation.access.value,
+    }
+    if operation.description:
+        described["description"] = operation.description
+    if operation.body is not None:
+        raw = operation.body is bytes
+        content = {"*/*" if raw else JSON: {"schema": {} if raw else schema_of[operation.body]}}
+        described["requestBody"] = {"required": not operation.body_optional, "content": content}
+    return described
+
+
+def _path_parameters(operation: Operation) -> Iterable[Schema]:
+    for name, rest in _PARAMETER.findall(operation.path):
+        if rest:
+            pattern = CONFIG_KEY_PATTERN
+        else:
+            pattern = MEMBER_PATTERN if name == "id" or name.endswith("Id") else THING_PATTERN
+        yield {**_parameter("path", name, {"type": "string", "pattern": f"^{pattern}$"}), "required": True}
+
+
+def _query_parameters(operation: Operation, components: dict[str, Schema]) -> Iterable[Schema]:
+    if operation.query is not None:
+        (_,), found = msgspec.json.schema_components([operation.query], schema_hook=_any, ref_template=_REF)
+        own = found.pop(operation.query.__name__)
+        components.update(found)
+        for name, schema in own["properties"].items():
+            described = _parameter("query", name, schema, schema.get("description", ""))
+            yield {**described, "required": name in own.get("required", ())}
+    if operation.namespaced and "{namespace}" not in operation.path:
+        schema = {"type": "string", "pattern": f"^{THING_PATTERN}$", "default": "default"}
+        yield _parameter("query", "namespace", schema, "a token that is limited to a namespace needs none here")
+
+
+def _any(kind: type[Any]) -> Schema:
+    """Describe what msgspec does not know: any JSON value is an `object` of Python's."""
+    if kind is object:
+        return {"description": "any JSON value"}
+    raise NotImplementedError
+
+
+def _parameter(where: str, name: str, schema: Schema, text: str = "") -> Schema:
+    made: Schema = {"name": name, "in": where, "schema": schema}
+    return {**made, "description": text} if text else made
+
+
+def _success(operation: Operation, schema_of: dict[type[Any], Schema]) -> Schema:
+    if operation.answer is None and operation.content_type == JSON:
+        return {"204": {"description": "Done."}}
+    schema = {"type": "string"} if operation.answer is None else schema_of[operation.answer]
+    return {str(operation.status): {"description": "Done.", "content": {operation.content_type: {"schema": schema}}}}
+
+
+def _failures(operation: Operation) -> Schema:
+    """Describe one answer for each status, with the codes that it may carry."""
+    kinds: set[type[HeadgateError]] = {InvalidRequest, StoreUnavailable, *operation.errors}
+    if operation.access is not Access.PUBLIC:
+        kinds |= {Unauthorized, Forbidden, RateLimited}
+    if operation.namespaced:
+        kinds.add(Forbidden)
+    if operation.limit:
+        kinds.add(RateLimited)
+    if operation.body is not None:
+        kinds |= {Malformed, TooLarge, MediaUnsupported, BodyTimeout}
+    by_status: dict[int, list[type[HeadgateError]]] = {}
+    for kind in sorted(kinds, key=lambda kind: (kind.status, kind.code)):
+        by_status.setdefault(kind.status, []).append(kind)
+    return {str(status): _failure(found) for status, found in by_status.items()}
+
+
+def _failure(kinds: list[type[HeadgateError]]) -> Schema:
+    codes = [kind.code for kind in kinds]
+    schema = {"$ref": _REF.format(name="Problem"), "properties": {"code": {"enum": codes}}}
+    described: Schema = {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
+    if kinds[0].status in (429, 503):
+        described["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds to wait"}}
+    return described

@@ -1,0 +1,184 @@
+"""One process that answers requests: `python -m headgate.gateway.worker`, started by the gateway's parent.
+
+It gets the listening socket and a control socket. Over the control socket come its orders, and over it go its beats,
+which say once a second that its loop turns and whether it is ready. When the control socket closes, the parent is gone or wants
+it to stop: streams and waits end first, then the server finishes what is under way, then the application closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+from granian._granian import SocketHolder  # the one way to serve on a socket that is open already
+from granian.constants import Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server
+
+from headgate.kit import logs
+from headgate.kit.http import Receive, Scope, Send, Stop
+from headgate.kit.problems import HeadgateError
+
+BACKLOG: Final = 4096
+BEAT_SECONDS: Final = 1.0
+MOST_HEADER_BYTES: Final = 65_536
+
+log = structlog.get_logger()
+
+
+class Application(Protocol):
+    """What a worker serves: an ASGI application that knows when to stop and whether it is ready."""
+
+    stop: Stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+    def ready(self) -> Awaitable[str | None]:
+        """Say why not, or None if ready."""
+
+
+Factory = Callable[[], AbstractAsyncContextManager[Application]]
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """What a worker is told at its start; sent pickled, since the factory is a function."""
+
+    factory: Factory
+    backpressure: int
+    websockets: bool
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """What a worker tells: that it is alive, why it is not ready, or the problem that kept it from starting."""
+
+    why_not: str | None = None
+    failure: dict[str, Any] | None = None
+
+
+class SocketServer(Server):
+    """Granian in this event loop, on a socket that was opened elsewhere."""
+
+    def __init__(self, application: Application, listener: int, orders: Orders) -> None:
+        super().__init__(
+            application,
+            interface=Interfaces.ASGINL,
+            backlog=BACKLOG,
+            backpressure=orders.backpressure,
+            websockets=orders.websockets,
+            http1_settings=HTTP1Settings(max_buffer_size=MOST_HEADER_BYTES),
+            log_enabled=False,
+        )
+        self._listener = listener
+
+    def _init_shared_socket(self) -> None:
+        self._shd = SocketHolder(self._listener, False, BACKLOG)  # type: ignore[call-arg, assignment]  # its stub is behind
+        self._ssp = None
+
+
+class Control:
+    """The worker's end of the control socket."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+
+    def orders(self) -> Orders:
+        """Read what the parent sends first; its length comes before it."""
+        size = int.from_bytes(self._exactly(4), "big")
+        path, rest = pickle.loads(self._exactly(size))  # from our own parent, over a socket pair
+        sys.path[:] = path  # before what follows is imported
+        orders: Orders = pickle.loads(rest)
+        self._line.setblocking(False)
+        return orders
+
+    def tell(self, beat: Beat) -> None:
+        """Tell the parent; it may be gone, and then the end of the control socket says so."""
+        try:
+            self._line.send(msgspec.json.encode(beat) + b"\n")
+        except OSError as error:
+            log.debug("parent not told", error=str(error))
+
+    async def closed(self) -> None:
+        """Return when the parent closes its end."""
+        loop = asyncio.get_running_loop()
+        while await loop.sock_recv(self._line, 64):
+            pass
+
+    def _exactly(self, size: int) -> bytes:
+        read = bytearray()
+        while len(read) < size:
+            chunk = self._line.recv(size - len(read))
+            if not chunk:
+                raise EOFError("the parent closed the control socket before its orders were complete")
+            read += chunk
+        return bytes(read)
+
+
+async def work(orders: Orders, control: Control, listener: int) -> None:
+    """Serve until told to stop."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    loop.add_signal_handler(signal.SIGUSR1, logs.switch_debug)
+    async with orders.factory() as application:
+        server = SocketServer(application, listener, orders)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve())
+            beating = group.create_task(_beat(application, control))
+            hanging_up = group.create_task(control.closed())
+            hanging_up.add_done_callback(lambda _: told.set())
+            asked = group.create_task(told.wait())
+            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+            beating.cancel()
+            application.stop.set()
+            server.stop()  # type: ignore[no-untyped-call]
+            await serving
+            hanging_up.cancel()
+            asked.cancel()
+
+
+async def _beat(application: Application, control: Control) -> None:
+    while True:
+        control.tell(Beat(why_not=await application.ready()))
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+def main() -> None:
+    """Run one worker; its arguments are the numbers of the control and of the listening socket."""
+    control = Control(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+    code = 0
+    try:
+        asyncio.run(work(control.orders(), control, int(sys.argv[2])))
+    except* HeadgateError as group:
+        control.tell(Beat(failure=_first(group).document()))
+        code = 1
+    except* Exception as group:
+        log.exception("worker failed")
+        control.tell(Beat(failure=HeadgateError(repr(_first(group))).document()))
+        code = 1
+    # The server's own threads outlive the event loop and abort noisily if they meet an interpreter that is being torn
+    # down. Everything of ours is closed by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> Any:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+if __name__ == "__main__":
+    main()

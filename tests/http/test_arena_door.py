@@ -1,0 +1,181 @@
+"""The arena's door: which handshakes complete, which are refused, and what a refusal costs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from joserfc import jws
+from joserfc.jwk import OKPKey
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from headgate.arena.client import enter
+from headgate.arena.protocol import Count
+from headgate.store import Store
+from headgate.waiting_room import State
+from headgate.waiting_room.problems import TicketUsed
+from tests.http.arena_world import open_world, visiting
+
+
+async def refusal(url: str, **options: Any) -> tuple[int, str]:
+    """Try to enter, and give the status and the problem's code."""
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url, **options):
+            pass
+    response = refused.value.response
+    assert response.headers["Content-Type"] == "application/problem+json"
+    problem = json.loads(response.body or b"")
+    assert problem["status"] == response.status_code
+    return response.status_code, problem["code"]
+
+
+async def test_a_missing_ticket_is_401_and_a_bad_one_403(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        assert await refusal(arena.url) == (401, "ticket_missing")
+        assert await refusal(f"{arena.url}?ticketId=") == (401, "ticket_missing")
+        for bad in ("5f0c1a3e-0000-4000-8000-000000000000", "tickets", "..%2F..", "a" * 300, "{x}"):
+            assert await refusal(f"{arena.url}?ticketId={bad}") == (403, "ticket_invalid"), bad
+
+
+async def test_a_used_ticket_is_403(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        async with visiting(arena.url, str(ryan.ticket_id)):
+            assert await refusal(f"{arena.url}?ticketId={ryan.ticket_id}") == (403, "ticket_used")
+
+
+async def test_an_expired_ticket_is_403(store: Store) -> None:
+    async with open_world(store, ticket_ttl_seconds=1) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        await world.status_until(ryan.user_id, State.EXPIRED)
+        assert await refusal(f"{arena.url}?ticketId={ryan.ticket_id}") == (403, "ticket_expired")
+        assert await refusal(f"{arena.url}?ticketId={ryan.ticket}") == (403, "ticket_expired")
+
+
+@pytest.mark.parametrize("form", ["bare", "signed"])
+@pytest.mark.parametrize("way", ["query", "authorization", "subprotocol", "subprotocol beside ours"])
+async def test_a_ticket_is_taken_in_any_form_and_any_place(store: Store, form: str, way: str) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        ticket = str(ryan.ticket_id if form == "bare" else ryan.ticket)
+        options: dict[str, Any] = {
+            "query": {},
+            "authorization": {"additional_headers": {"Authorization": f"Bearer {ticket}"}},
+            "subprotocol": {"subprotocols": [ticket]},
+            "subprotocol beside ours": {"subprotocols": ["headgate", ticket]},
+        }[way]
+        url = f"{arena.url}?ticketId={ticket}" if way == "query" else arena.url
+        async with connect(url, **options) as connection:
+            if way == "subprotocol beside ours":
+                assert connection.subprotocol == "headgate"
+            assert len(arena.arena.hall) == 1
+
+
+def _part(content: object) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(content)).rstrip(b"=").decode()
+
+
+def _signed(header: dict[str, Any], content: object, key: OKPKey) -> str:
+    return jws.serialize_compact(header, msgspec.json.encode(content), key, algorithms=["Ed25519"])
+
+
+async def test_a_signed_ticket_that_was_altered_is_refused(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        head, body, signature = str(ryan.ticket).split(".")
+        said = msgspec.json.decode(base64.urlsafe_b64decode(body + "=="))
+        stranger = OKPKey.generate_key("Ed25519")
+        stranger.ensure_kid()
+        for bad in (
+            _signed({"alg": "Ed25519", "kid": stranger.kid}, said, stranger),
+            _signed(
+                {"alg": "Ed25519", "kid": msgspec.json.decode(base64.urlsafe_b64decode(head + "=="))["kid"]},
+                said,
+                stranger,
+            ),
+            f"{_part({'alg': 'none'})}.{body}.",
+            f"{head}.{_part(said | {'exp': 4_000_000_000})}.{signature}",
+            f"{head}.{body}.{'A' * len(signature)}",
+        ):
+            assert await refusal(f"{arena.url}?ticketId={bad}") == (403, "ticket_invalid")
+        async with visiting(arena.url, str(ryan.ticket)):
+            assert len(arena.arena.hall) == 1
+
+
+async def test_a_ticket_for_another_server_is_refused_and_not_spent(store: Store) -> None:
+    async with open_world(store) as world, world.arena(capacity=1) as one, world.arena(capacity=1) as other:
+        ryan = await world.promoted("Ryan")
+        assert ryan.server
+        right, wrong = (one, other) if ryan.server.address == one.url else (other, one)
+        for ticket in (ryan.ticket_id, ryan.ticket):
+            assert await refusal(f"{wrong.url}?ticketId={ticket}") == (403, "ticket_invalid")
+        async with visiting(right.url, str(ryan.ticket_id)):
+            assert len(right.arena.hall) == 1
+
+
+async def test_pages_of_other_sites_stay_out_and_the_ticket_stays_good(store: Store) -> None:
+    async with open_world(store) as world, world.arena(origins=["https://game.example"]) as arena:
+        ryan = await world.promoted("Ryan")
+        url = f"{arena.url}?ticketId={ryan.ticket_id}"
+        for origin in ("https://evil.example", "null", "https://game.example.evil.example"):
+            assert await refusal(url, origin=origin) == (403, "origin_refused")
+        async with visiting(arena.url, str(ryan.ticket_id), origin="https://game.example"):
+            assert len(arena.arena.hall) == 1
+
+
+async def test_a_page_on_the_arenas_own_host_may_enter(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        async with visiting(arena.url, str(ryan.ticket_id), origin="http://127.0.0.1:8080"):
+            assert len(arena.arena.hall) == 1
+
+
+async def test_a_handshake_that_cannot_complete_does_not_spend_the_ticket(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(
+                f"{arena.url}?ticketId={ryan.ticket_id}", additional_headers={"Sec-WebSocket-Key": "short"}
+            ):
+                pass
+        assert refused.value.response.status_code == 400
+        async with visiting(arena.url, str(ryan.ticket_id)):
+            assert len(arena.arena.hall) == 1
+
+
+async def test_other_paths_are_404(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        assert await refusal(arena.url.replace("/gameserver", "/")) == (404, "not_found")
+
+
+async def test_an_address_that_guesses_tickets_is_slowed_down(store: Store) -> None:
+    async with open_world(store) as world, world.arena(handshake_failures=3) as arena:
+        for number in range(3):
+            assert (await refusal(f"{arena.url}?ticketId=guess{number}"))[0] == 403
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"{arena.url}?ticketId=guess"):
+                pass
+        assert refused.value.response.status_code == 429
+        assert int(refused.value.response.headers["Retry-After"]) >= 1
+
+
+async def test_behind_a_trusted_proxy_each_client_is_counted_alone(store: Store) -> None:
+    async with open_world(store) as world, world.arena(handshake_failures=1, trusted_proxies=["127.0.0.0/8"]) as arena:
+        for number, status in ((1, 403), (1, 429), (2, 403)):
+            headers = {"X-Forwarded-For": f"6.6.6.6, 10.0.0.{number}"}
+            assert (await refusal(f"{arena.url}?ticketId=guess", additional_headers=headers))[0] == status
+
+
+async def test_our_own_client_enters_and_raises_refusals_by_name(store: Store) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        ryan = await world.promoted("Ryan")
+        async with enter(arena.url, str(ryan.ticket)) as visit:
+            await visit.ask_count()
+            assert await anext(aiter(visit)) == Count(1)
+            with pytest.raises(TicketUsed):
+                async with enter(arena.url, str(ryan.ticket_id)):
+                    pass
