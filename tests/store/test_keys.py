@@ -10,7 +10,7 @@ from headgate.store import Store, Thing
 from headgate.store.keys import split_tag
 from tests.topology import Topology
 
-names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 @given(names, names)

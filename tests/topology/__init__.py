@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tests.topology.certificates import Authority
 from tests.topology.cluster import Cluster
+from tests.topology.faketime import FakeClock
 from tests.topology.kind import Topology
 from tests.topology.node import HOST, Node
 from tests.topology.ports import free_port
@@ -27,6 +28,7 @@ __all__ = [
     "KINDS",
     "Authority",
     "Cluster",
+    "FakeClock",
     "FaultyProxy",
     "Node",
     "NotInTime",

@@ -71,6 +71,8 @@ class NodeClock:
         expected = self.expect(monotonic)
         if expected and time_ms - expected > STEP_MS:
             self.step_ms = int(time_ms)
+        elif expected - time_ms > STEP_MS:
+            self.step_ms = 0  # it was put back: what it said of a step is no time of this clock any more
         self._base_ms, self._monotonic = time_ms, monotonic
 
 

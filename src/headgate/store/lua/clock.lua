@@ -15,12 +15,12 @@ local JUMP_US = 60000000
 
 local function open_thing(meta, context, lease_ms)
   local replid, expected, step = string.match(context, '^(%S+) (%d+) (%d+)$')
-  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step')
+  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
   local raw, raw_us = server_time()
   local thing = {
-    meta = meta, raw = raw, replid = replid, state = 'same', epoch = saved[5],
+    meta = meta, raw = raw, replid = saved[1] or replid, was = saved[8] or '', state = 'same', epoch = saved[5],
     offset = tonumber(saved[3] or 0), last = tonumber(saved[4] or 0),
-    hold = tonumber(saved[6] or 0), step = tonumber(saved[7] or 0),
+    hold = tonumber(saved[6] or 0), step = math.min(tonumber(saved[7] or 0), raw),
   }
   local seen = tonumber(saved[2] or 0)
   if raw < seen then
@@ -32,12 +32,15 @@ local function open_thing(meta, context, lease_ms)
   step, expected = tonumber(step), tonumber(expected)
   if expected > 0 and raw - expected > STEP_MS then
     step = raw
+  elseif step > raw then
+    step = 0 -- the clock was put back since
   end
   if not saved[1] then
     thing.state, thing.step = 'new', step
   else
-    if saved[1] ~= replid then
-      thing.state = 'uncertain'
+    -- Callers may hear of a new id one after the other; who still names the one before it changes nothing.
+    if saved[1] ~= replid and saved[8] ~= replid then
+      thing.state, thing.replid, thing.was = 'uncertain', replid, saved[1]
       thing.last = math.max(thing.last, thing.us) + JUMP_US
       thing.hold = thing.now + (lease_ms or 0)
     end
@@ -59,6 +62,7 @@ local function next_number(thing)
 end
 
 local function close_thing(thing)
-  redis.call('HSET', thing.meta, 'replid', thing.replid, 'raw', text_of(thing.raw), 'offset', text_of(thing.offset),
-    'last', text_of(thing.last), 'epoch', thing.epoch, 'hold', text_of(thing.hold), 'step', text_of(thing.step))
+  redis.call('HSET', thing.meta, 'replid', thing.replid, 'was', thing.was, 'raw', text_of(thing.raw),
+    'offset', text_of(thing.offset), 'last', text_of(thing.last), 'epoch', thing.epoch,
+    'hold', text_of(thing.hold), 'step', text_of(thing.step))
 end
