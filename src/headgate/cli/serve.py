@@ -31,6 +31,10 @@ from headgate.kit.ports import trouble
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.settings import DEFAULT, Configuration
 from headgate.kit.traces import TraceSettings
+from headgate.locks.api import operations as lock_operations
+from headgate.locks.lock import Locks
+from headgate.locks.settings import LockSettings
+from headgate.locks.sweep import jobs as lock_jobs
 from headgate.registry.alerts import Alerts, target_from
 from headgate.registry.api import operations as registry_operations
 from headgate.registry.health import prober_for
@@ -57,9 +61,10 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
     registry = Registry(store, configuration[RegistrySettings])
     prober = prober_for(store, registry.settings)
     alerts = Alerts(target_from(registry.settings))
+    locks = Locks(store, configuration[LockSettings])
     return Parts(
-        operations=[*registry_operations(registry, prober)],
-        jobs=[*registry_jobs(registry, prober, alerts)],
+        operations=[*registry_operations(registry, prober), *lock_operations(locks)],
+        jobs=[*registry_jobs(registry, prober, alerts), *lock_jobs(locks)],
     )
 
 

@@ -15,6 +15,7 @@ from headgate.kit.logs import LogSettings
 from headgate.kit.operations import OperationsSettings
 from headgate.kit.settings import FILE_NAME, Configuration, Doc, Flag, Settings, configure
 from headgate.kit.traces import TraceSettings
+from headgate.locks.settings import LockSettings
 from headgate.registry.settings import RegistrySettings
 from headgate.store import StoreSettings
 
@@ -40,6 +41,7 @@ KINDS: tuple[type[Settings], ...] = (
     StoreSettings,
     GatewaySettings,
     RegistrySettings,
+    LockSettings,
     ArenaSettings,
     OperationsSettings,
     LogSettings,

@@ -7,6 +7,7 @@ from headgate.locks.lock import Locks
 from headgate.locks.model import (
     AlreadyHeld,
     FenceOutdated,
+    LockEvent,
     LockHeld,
     LockLost,
     LockState,
@@ -26,6 +27,7 @@ __all__ = [
     "Held",
     "Leader",
     "Lock",
+    "LockEvent",
     "LockHeld",
     "LockLost",
     "LockSettings",

@@ -40,6 +40,7 @@ class Line:
 
     def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[Line], None]) -> None:
         self.thing = thing
+        self.gone = asyncio.Event()
         self._grace = grace
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
@@ -64,6 +65,7 @@ class Line:
             self._listening.close()
             if self._timer is not None:
                 self._timer.cancel()
+            self.gone.set()
             self._on_empty(self)
 
     def add(self, waiter: Waiter) -> None:

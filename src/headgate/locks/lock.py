@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final, NamedTuple, cast
 
 import structlog
@@ -16,9 +18,9 @@ from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
-from headgate.locks.model import Grant, LockHeld, LockState, Want, checked_holder
+from headgate.locks.model import Grant, LockEvent, LockHeld, LockState, Want, checked_holder
 from headgate.locks.settings import LockSettings
-from headgate.locks.source import LockSource
+from headgate.locks.source import CLOSE_SECONDS, LockSource
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 
@@ -195,6 +197,12 @@ class Locks(LockSource):
         """Tell how a lock stands."""
         return read_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
 
+    async def history(self, name: str, namespace: str | None = None, most: int = 20) -> Sequence[LockEvent]:
+        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        thing = self.thing(name, namespace)
+        reply = await self.store.read(thing, "XREVRANGE", thing.key("events"), "+", "-", "COUNT", most)
+        return [read_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
+
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
         """Give the locks that are held or waited for, by name."""
         things = await self.index.list(namespace or self.namespace)
@@ -219,10 +227,13 @@ class Locks(LockSource):
     async def dismiss(self) -> None:
         """Send those home who still wait."""
         self._dismissed = True
-        for line in list(self._lines.values()):
+        lines = list(self._lines.values())
+        for line in lines:
             line.call_all()
-        while self._lines:
-            await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for line in lines:
+                    await line.gone.wait()
 
     def _line(self, thing: Thing) -> Line:
         line = self._lines.get(thing)
@@ -266,3 +277,10 @@ def read_state(name: str, reply: object) -> LockState:
     held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
     words = label.decode() if isinstance(label, bytes) else ""
     return LockState(name, held == 1, int(fence), int(waiting), int(left), words, int(held_ms))
+
+
+def read_event(fields: list[bytes]) -> LockEvent:
+    """Read one event of a lock's stream."""
+    found = {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
+    at = datetime.fromtimestamp(int(found["at"]) / 1000, UTC)
+    return LockEvent(found["kind"], int(found["fence"]), at, found.get("by", ""), found.get("reason", ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 from itertools import count
 from typing import Final
 
@@ -107,6 +108,16 @@ class LockState(msgspec.Struct, frozen=True, rename="camel"):
     """How long the lease still lasts if it is not renewed."""
     label: str = ""
     held_ms: int = 0
+
+
+class LockEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """One end of a holding that was not its holder's wish: its lease ran out, or an operator broke it."""
+
+    kind: str
+    fence: int
+    at: datetime
+    by: str = ""
+    reason: str = ""
 
 
 def election_name(name: str) -> str:
