@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -68,7 +69,12 @@ class Prober:
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._forbidden = frozenset(forbidden)
         self._turn = asyncio.Semaphore(at_once)
-        self._trust = trust or ssl.create_default_context()
+        self._given_trust = trust
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        """Load the authorities we trust when the first certificate is to be checked: that takes a while."""
+        return self._given_trust or ssl.create_default_context()
 
     async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
         """Ask an instance, by its check or else by its protocol and port; False for any failure."""
@@ -135,7 +141,8 @@ class Prober:
 
     async def _ask_http(self, target: Target, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
-        async with httpx2.AsyncClient(verify=self._trust, follow_redirects=False, trust_env=False) as client:
+        trust = self._trust if target.scheme == "https" else False
+        async with httpx2.AsyncClient(verify=trust, follow_redirects=False, trust_env=False) as client:
             request = client.build_request(
                 "GET",
                 f"{target.scheme}://{host}:{target.port}{target.path}",

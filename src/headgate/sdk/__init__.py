@@ -1,6 +1,9 @@
 """What users import: `from headgate.sdk import Headgate`."""
 
 from headgate.sdk.client import Headgate
+from headgate.sdk.discovery import ServiceDiscoveryClient
 from headgate.sdk.http import GatewayUnavailable
+from headgate.sdk.lifespan import registered
+from headgate.sdk.sync import HeadgateSync
 
-__all__ = ["GatewayUnavailable", "Headgate"]
+__all__ = ["GatewayUnavailable", "Headgate", "HeadgateSync", "ServiceDiscoveryClient", "registered"]

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 
 from headgate.sdk.http import Http
 from headgate.sdk.queue import Queue, queue_of
+from headgate.sdk.registry import Registry, registry_of
 from headgate.store import Store, StoreSettings, open_store
 
 
 class Headgate:
     """`async with Headgate(url, token=…) as hg:`; http(s) is a gateway, valkey and its kin are a store."""
 
-    def __init__(self, url: str, *, token: str | None = None, prefix: str = "hg", namespace: str = "default") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        prefix: str = "hg",
+        namespace: str = "default",
+        snapshot_dir: Path | None = None,
+        ttl_seconds: float = 30.0,
+        heartbeat_interval_ms: int = 10_000,
+    ) -> None:
         self.url = url
+        self._snapshot_dir = snapshot_dir
+        self._ttl_seconds = ttl_seconds
+        self._heartbeat_interval_ms = heartbeat_interval_ms
         self.namespace = namespace
         self._token = token
         self._prefix = prefix
@@ -38,6 +53,20 @@ class Headgate:
     def queue(self) -> Queue:
         """The waiting room: stand in line, offer seats, redeem tickets."""
         return queue_of(self.backend, self.namespace)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The registry: register, beat, discover, watch and leave."""
+        part = registry_of(
+            self.backend,
+            self.namespace,
+            url=self.url,
+            snapshot_dir=self._snapshot_dir,
+            ttl_seconds=self._ttl_seconds,
+            heartbeat_interval_ms=self._heartbeat_interval_ms,
+        )
+        self._stack.push_async_callback(part.stop)
+        return part
 
     async def __aenter__(self) -> Headgate:
         async with AsyncExitStack() as stack:

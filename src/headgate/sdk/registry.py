@@ -1,0 +1,374 @@
+"""`hg.registry`: register, beat, discover, watch and leave; it comes back by itself and never forgets what it knew."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Final, TypedDict, Unpack
+
+import msgspec
+import structlog
+
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.registry.api import BatchAnswer
+from headgate.registry.filters import parse_filters, passes_all
+from headgate.registry.health import prober_for
+from headgate.registry.instances import Registry as StoreRegistry
+from headgate.registry.model import (
+    Beat,
+    Change,
+    Check,
+    Instance,
+    Json,
+    Listing,
+    Override,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceSummary,
+    UnknownInstance,
+)
+from headgate.registry.settings import RegistrySettings
+from headgate.sdk.beats import Beats, Own
+from headgate.sdk.http import Http
+from headgate.sdk.listeners import Listener
+from headgate.sdk.registry_modes import Gone, Happening, HttpMode, Listed, Marked, Mode, Place, Put, StoreMode
+from headgate.sdk.snapshot import Snapshots, directory_for
+from headgate.sdk.system import load_figures, system_info
+from headgate.sdk.views import InstanceList, Saved, View
+from headgate.store import Store
+
+FIRST_PAUSE: Final = 0.2
+LONGEST_PAUSE: Final = 5.0
+DRAIN_SECONDS: Final = 5.0
+
+log = structlog.get_logger()
+
+__all__ = [
+    "Change",
+    "Check",
+    "Gone",
+    "Instance",
+    "InstanceList",
+    "Listed",
+    "Marked",
+    "Override",
+    "Put",
+    "Record",
+    "Registry",
+]
+
+
+class RecordFields(TypedDict, total=False):
+    """The fields of a record, as keyword arguments."""
+
+    type: str
+    group: str
+    instance_id: str
+    hostname: str
+    public_ip: str
+    private_ip: str
+    port: int | None
+    protocol: str
+    weight: float
+    enabled: bool
+    ephemeral: bool
+    healthy: bool
+    system_info: Json
+    metadata: Json
+    metrics: Json
+    performance: Json
+    ttl_seconds: float | None
+    check: Check | None
+
+
+class Registry:
+    """The registry as a client sees it."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        *,
+        snapshots: Snapshots[Saved] | None = None,
+        ttl_seconds: float = 30.0,
+        heartbeat_interval_ms: int = 10_000,
+    ) -> None:
+        self._mode = mode
+        self._snapshots = snapshots
+        self._ttl_seconds = ttl_seconds
+        self._views: dict[tuple[str, str | None], View] = {}
+        self._following: dict[tuple[str, str | None], asyncio.Task[None]] = {}
+        self._beats = Beats(mode, heartbeat_interval_ms / 1000)
+        self._running = True
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether this part is open."""
+        return self._running
+
+    # Providers
+
+    async def register(
+        self, record: Record | None = None, *, collect_system: bool = False, **fields: Unpack[RecordFields]
+    ) -> Registered:
+        """Register an instance; its id is made if it has none. The machine's facts and load are added if wanted."""
+        given = record or Record(**fields)
+        if collect_system:
+            given = msgspec.structs.replace(given, system_info={**system_info(), **given.system_info})
+        if given.ttl_seconds is None:
+            given = msgspec.structs.replace(given, ttl_seconds=self._ttl_seconds)
+        given = given.checked()
+        registered = await self._mode.register(given)
+        self._beats.add(Own(given, registered.registration, load_figures if collect_system else None))
+        return registered
+
+    async def heartbeat(
+        self,
+        instance_id: str,
+        *,
+        metrics: Json | None = None,
+        performance: Json | None = None,
+        metadata: Json | None = None,
+        healthy: bool | None = None,
+    ) -> None:
+        """Renew a lease once; what is given replaces what was. Raises UnknownInstance."""
+        figures = metrics if metrics is not None else performance
+        own = self._beats.find(instance_id)
+        if own is None:
+            await self._mode.heartbeat(None, Beat(instance_id, figures, metadata, healthy))
+            return
+        own.update(figures, metadata, healthy)
+        await self._beats.beat(own, come_back=False)
+
+    async def batch_heartbeat(self, instance_ids: Sequence[str]) -> BatchAnswer:
+        """Renew several leases in one call; tell which ids are unknown."""
+        beats: list[tuple[Place, Beat]] = []
+        missing = []
+        for instance_id in instance_ids:
+            own = self._beats.find(instance_id)
+            if own is None:
+                missing.append(instance_id)
+            else:
+                beats.append((own.place, own.next_beat()))
+        answer = await self._mode.heartbeats(beats) if beats else BatchAnswer(0, [])
+        return msgspec.structs.replace(answer, unknown=[*answer.unknown, *missing])
+
+    def start_auto_heartbeat(self, instance_id: str) -> None:
+        """Beat for an instance until told to stop; after any loss it is registered again with its latest record."""
+        self._beats.start(instance_id)
+
+    async def stop_auto_heartbeat(self, instance_id: str | None = None) -> None:
+        """Beat no more, for one instance or for all."""
+        await self._beats.stop(instance_id)
+
+    async def remove(self, instance_id: str, type: str | None = None, group: str | None = None) -> None:
+        """Take an instance out; nothing of ours brings it back."""
+        own = await self._beats.forget(instance_id)
+        place = (type, group) if type is not None and group is not None else own.place if own else None
+        await self._mode.remove(place, instance_id, own.registration if own else None)
+
+    deregister = remove
+
+    async def drain(self, instance_id: str, *, wait_seconds: float = DRAIN_SECONDS) -> None:
+        """Leave the healthy lists, wait for others to notice and for work to end, then leave."""
+        await self.heartbeat(instance_id, healthy=False)
+        await asyncio.sleep(wait_seconds)
+        await self.remove(instance_id)
+
+    @asynccontextmanager
+    async def registered(
+        self, record: Record | None = None, **fields: Unpack[RecordFields]
+    ) -> AsyncIterator[Registered]:
+        """Be registered, with heartbeats, for as long as the block lasts."""
+        made = await self.register(record, **fields)
+        self.start_auto_heartbeat(made.instance_id)
+        try:
+            yield made
+        finally:
+            try:
+                await self.remove(made.instance_id)
+            except StoreUnavailable as error:
+                log.info("could not leave; the lease will end by itself", instance=made.instance_id, error=str(error))
+
+    # Consumers
+
+    async def discover(
+        self,
+        type: str,
+        group: str | None = None,
+        *,
+        healthy: bool | None = None,
+        filters: Sequence[str] = (),
+        check: bool = False,
+    ) -> InstanceList:
+        """Find instances; in an outage, those last known, marked stale."""
+        parsed = parse_filters(filters)
+        view = await self._view(type, group)
+        try:
+            listing = await self._mode.discover(type, group, healthy, filters, check)
+            chosen = healthy is not None or bool(filters) or check
+            if chosen and view.known and listing.epoch != view.epoch and not check:
+                listing, chosen = await self._mode.discover(type, group, None, (), False), False
+        except StoreUnavailable:
+            if not view.known:
+                raise
+            found, stale = view.instances(), True
+        else:
+            if chosen:
+                return InstanceList(listing.instances, stale=False, revision=listing.revision)
+            await self._discovered(view, listing)
+            found, stale = view.instances(), False
+        kept = [
+            each for each in found
+            if passes_all(each, parsed) and (healthy is None or each.available == healthy)
+        ]  # fmt: skip
+        return InstanceList(kept, stale=stale, revision=view.revision)
+
+    async def get_all_instances(self, service_name: str) -> InstanceList:
+        """Find all instances of `type/group`, or of a type."""
+        return await self.discover(*_service(service_name))
+
+    async def get_healthy_instances(self, service_name: str) -> InstanceList:
+        """Find the instances of `type/group`, or of a type, that traffic may go to."""
+        return await self.discover(*_service(service_name), healthy=True)
+
+    async def cached(self, type: str, group: str | None = None) -> InstanceList:
+        """Give what a subscription keeps in memory, without a call; the first time, subscribe and wait for it."""
+        view = await self._follow(type, group)
+        if not view.known:
+            await view.synced.wait()
+        return view.answer()
+
+    async def subscribe(self, service_name: str, listener: Listener[Change]) -> None:
+        """Call a listener with every change, starting with what is there now."""
+        view = await self._follow(*_service(service_name))
+        await view.listen(listener)
+
+    async def unsubscribe(self, service_name: str, listener: Listener[Change]) -> None:
+        """Stop calling one listener."""
+        key = _service(service_name)
+        view = self._views.get(key)
+        if view is None:
+            return
+        await view.unlisten(listener)
+        if not view.listening:
+            await self._unfollow(key)
+
+    def watch(
+        self, type: str, group: str | None = None, *, position: str | None = None
+    ) -> AsyncGenerator[Happening, None]:
+        """Follow changes by hand: the present state first, or everything after a position that `Marked` gave."""
+        return self._mode.watch(type, group, position)
+
+    # Operators
+
+    async def override(self, type: str, group: str, instance_id: str, change: OverrideChange) -> Instance:
+        """Set what an operator decides for an instance."""
+        return await self._mode.override((type, group), instance_id, change)
+
+    async def evict(self, type: str, group: str, instance_id: str, seconds: float) -> None:
+        """Take an instance out and keep it out for a time."""
+        await self._mode.evict((type, group), instance_id, seconds)
+
+    async def services(self) -> list[ServiceSummary]:
+        """Tell what exists."""
+        return await self._mode.services()
+
+    async def protect(self, type: str, group: str, mode: str) -> None:
+        """Switch a service's mass-expiry protection to auto or off."""
+        await self._mode.protect((type, group), mode)
+
+    async def stop(self) -> None:
+        """End everything that runs for this part: heartbeats, watches, listeners; instances are not removed."""
+        self._running = False
+        await self._beats.stop(None)
+        for key in list(self._following):
+            await self._unfollow(key)
+        for view in self._views.values():
+            for made in view.listening:
+                await made.stop()
+            view.listening.clear()
+
+    async def _view(self, type_: str, group: str | None) -> View:
+        key = (type_, group)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = View(f"{type_}@{group if group is not None else '*'}", self._snapshots)
+            await asyncio.to_thread(view.load)
+        return view
+
+    async def _discovered(self, view: View, listing: Listing) -> None:
+        before = (view.revision, view.epoch, view.known)
+        view.discovered(listing.instances, listing.revision, listing.epoch)
+        if before != (view.revision, view.epoch, view.known):
+            await view.save()
+
+    async def _follow(self, type_: str, group: str | None) -> View:
+        view = await self._view(type_, group)
+        key = (type_, group)
+        if key not in self._following:
+            self._following[key] = asyncio.get_running_loop().create_task(self._keep_following(type_, group, view))
+        return view
+
+    async def _unfollow(self, key: tuple[str, str | None]) -> None:
+        task = self._following.pop(key, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._views[key].save()
+            self._views[key].stale = True
+
+    async def _keep_following(self, type_: str, group: str | None, view: View) -> None:
+        keeping = asyncio.get_running_loop().create_task(view.keep())
+        pause = FIRST_PAUSE
+        try:
+            while True:
+                try:
+                    async with aclosing(self._mode.watch(type_, group, view.position)) as happenings:
+                        async for happening in happenings:
+                            view.take(happening)
+                            pause = FIRST_PAUSE
+                except HeadgateError as error:
+                    if not isinstance(error, StoreUnavailable) and error.status < 500:
+                        log.warning("watch refused", type=type_, group=group, error=str(error))
+                        pause = LONGEST_PAUSE
+                view.stale = True
+                # Jitter, so that a thousand clients do not come back in the same instant.
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+
+def registry_of(
+    backend: Http | Store,
+    namespace: str,
+    *,
+    url: str,
+    snapshot_dir: Path | None = None,
+    ttl_seconds: float = 30.0,
+    heartbeat_interval_ms: int = 10_000,
+) -> Registry:
+    """Make the registry part of a client."""
+    mode: Mode
+    if isinstance(backend, Http):
+        mode = HttpMode(backend, namespace)
+        place = url
+    else:
+        settings = RegistrySettings(ttl_seconds=ttl_seconds)
+        mode = StoreMode(StoreRegistry(backend, settings), prober_for(backend, settings), namespace)
+        place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
+    snapshots = Snapshots(directory_for(snapshot_dir, place, namespace), Saved)
+    return Registry(mode, snapshots=snapshots, ttl_seconds=ttl_seconds, heartbeat_interval_ms=heartbeat_interval_ms)
+
+
+def _service(name: str) -> tuple[str, str | None]:
+    type_, slash, group = name.partition("/")
+    return type_, group if slash else None
+
+
+__all__ += ["UnknownInstance"]

@@ -1,0 +1,322 @@
+"""The two ways to a registry: beside the store, or through a gateway. Both give the same answers and the same events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.kit.problems import HeadgateError, from_document
+from headgate.registry.api import BatchAnswer, BatchHeartbeat, BatchRequest, Heartbeat, Renewed, Services
+from headgate.registry.filters import parse_filters
+from headgate.registry.health import Prober
+from headgate.registry.instances import Registry as StoreRegistry
+from headgate.registry.model import (
+    Beat,
+    Evicted,
+    Instance,
+    Listing,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceSummary,
+    Superseded,
+    UnknownInstance,
+)
+from headgate.registry.views import read_put, read_removal
+from headgate.registry.watch import Found, follow_type, read_cursor, write_cursor
+from headgate.sdk.http import Event, Http
+from headgate.store.feed import Bookmark, Change, Compacted, Reset, Snapshot
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """The whole of a group; `lost` says that its history may have been lost before."""
+
+    group: str
+    instances: list[Instance]
+    revision: int
+    lost: bool
+
+
+class Put(msgspec.Struct, frozen=True):
+    """An instance is new, or changed."""
+
+    instance: Instance
+    revision: int
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """An instance has gone, and why."""
+
+    group: str
+    instance_id: str
+    reason: str
+    revision: int
+
+
+class Marked(msgspec.Struct, frozen=True):
+    """A position from which a watch can be resumed."""
+
+    position: str
+
+
+Happening = Listed | Put | Gone | Marked
+Place = tuple[str, str]
+
+
+class Mode(Protocol):
+    """What both modes can do."""
+
+    async def register(self, record: Record) -> Registered: ...
+
+    async def heartbeat(self, place: Place | None, beat: Beat) -> int: ...
+
+    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer: ...
+
+    async def discover(
+        self, type: str, group: str | None, healthy: bool | None, filters: Sequence[str], check: bool
+    ) -> Listing: ...
+
+    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None: ...
+
+    async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance: ...
+
+    async def evict(self, place: Place, instance_id: str, seconds: float) -> None: ...
+
+    async def services(self) -> list[ServiceSummary]: ...
+
+    async def protect(self, place: Place, mode: str) -> None: ...
+
+    def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]: ...
+
+
+class StoreMode:
+    """Beside the store."""
+
+    def __init__(self, registry: StoreRegistry, prober: Prober, namespace: str) -> None:
+        self._registry = registry
+        self._prober = prober
+        self._namespace = namespace
+
+    async def register(self, record: Record) -> Registered:
+        return await self._registry.register(self._namespace, record)
+
+    async def heartbeat(self, place: Place | None, beat: Beat) -> int:
+        type_, group = place or await self._registry.locate(self._namespace, beat.instance_id)
+        return await self._registry.heartbeat(self._namespace, type_, group, beat)
+
+    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer:
+        # Side by side, so that they share calls to the store.
+        results = await asyncio.gather(
+            *(self._registry.heartbeat(self._namespace, *place, beat) for place, beat in beats), return_exceptions=True
+        )
+        unknown, superseded = [], []
+        for (_, beat), result in zip(beats, results, strict=True):
+            if isinstance(result, UnknownInstance | Evicted):
+                unknown.append(beat.instance_id)
+            elif isinstance(result, Superseded):
+                superseded.append(beat.instance_id)
+            elif isinstance(result, BaseException):
+                raise result
+        return BatchAnswer(len(beats) - len(unknown) - len(superseded), unknown, superseded)
+
+    async def discover(
+        self, type: str, group: str | None, healthy: bool | None, filters: Sequence[str], check: bool
+    ) -> Listing:
+        listing = await self._registry.discover(
+            self._namespace, type, group, healthy=healthy, filters=parse_filters(filters)
+        )
+        if check:
+            return msgspec.structs.replace(listing, instances=await self._prober.choose(listing.instances))
+        return listing
+
+    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None:
+        try:
+            type_, group = place or await self._registry.locate(self._namespace, instance_id)
+        except UnknownInstance:
+            return
+        await self._registry.remove(self._namespace, type_, group, instance_id, registration=registration)
+
+    async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance:
+        return await self._registry.override(self._namespace, *place, instance_id, change)
+
+    async def evict(self, place: Place, instance_id: str, seconds: float) -> None:
+        await self._registry.remove(self._namespace, *place, instance_id, reason="evicted", evict_seconds=seconds)
+
+    async def services(self) -> list[ServiceSummary]:
+        return await self._registry.services(self._namespace)
+
+    async def protect(self, place: Place, mode: str) -> None:
+        await self._registry.protect(self._namespace, *place, mode)
+
+    async def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
+        at = read_cursor(position) if position else {}
+        positions = at if position else None
+        lost: set[str] = set()
+        if group is None:
+            found = follow_type(self._registry, self._namespace, type, positions)
+        else:
+            found = self._follow_one(type, group, at.get(group) if positions is not None else None)
+        async with aclosing(found):
+            async for name, notice in found:
+                match notice:
+                    case Snapshot():
+                        yield Listed(name, notice.items, notice.revision, name in lost)
+                        lost.discard(name)
+                    case Change(kind="put"):
+                        yield Put(read_put(notice), notice.revision)
+                    case Change():
+                        yield Gone(name, notice.member, read_removal(notice)[0], notice.revision)
+                    case Reset():
+                        lost.add(name)
+                        continue
+                    case Compacted():
+                        continue
+                    case Bookmark():
+                        pass
+                at[name] = notice.revision
+                yield Marked(write_cursor(at))
+
+    async def _follow_one(self, type_: str, group: str, after: int | None) -> AsyncGenerator[Found, None]:
+        thing = self._registry.service(self._namespace, type_, group)
+        async with aclosing(self._registry.feed.watch(thing, after)) as notices:
+            async for notice in notices:
+                yield group, notice
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    revision: int
+    group: str | None = None
+    epoch: str | None = None
+
+
+class _PutData(msgspec.Struct, frozen=True):
+    revision: int
+    instance: Instance
+
+
+class _GoneData(msgspec.Struct, frozen=True, rename="camel"):
+    revision: int
+    instance_id: str
+    group: str
+    reason: str
+
+
+class HttpMode:
+    """Through a gateway."""
+
+    def __init__(self, http: Http, namespace: str) -> None:
+        self._http = http
+        self._namespace = namespace
+
+    async def register(self, record: Record) -> Registered:
+        return await self._http.request(
+            "POST", "/sd/v1/instances", query=self._query(), body=record.checked(), answer=Registered
+        )
+
+    async def heartbeat(self, place: Place | None, beat: Beat) -> int:
+        type_, group = place or (None, None)
+        body = Heartbeat(type_, group, beat.metrics, None, beat.metadata, beat.healthy, beat.registration)
+        path = f"/sd/v1/instances/{quote(beat.instance_id, safe='')}/heartbeat"
+        answer = await self._http.request("POST", path, query=self._query(), body=body, answer=Renewed)
+        return answer.registration
+
+    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer:
+        items = [
+            BatchHeartbeat(
+                type_, group, beat.metrics, None, beat.metadata, beat.healthy, beat.registration,
+                instance_id=beat.instance_id,
+            )
+            for (type_, group), beat in beats
+        ]  # fmt: skip
+        return await self._http.request(
+            "POST", "/sd/v1/heartbeats", query=self._query(), body=BatchRequest(items), answer=BatchAnswer
+        )
+
+    async def discover(
+        self, type: str, group: str | None, healthy: bool | None, filters: Sequence[str], check: bool
+    ) -> Listing:
+        query = self._query(type=type, group=group, healthy=healthy, check=check or None, filter=list(filters) or None)
+        return await self._http.request("GET", "/sd/v1/instances", query=query, answer=Listing)
+
+    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None:
+        type_, group = place or (None, None)
+        query = self._query(type=type_, group=group, registration=registration)
+        await self._http.request("DELETE", _one(instance_id), query=query, answer=type(None))
+
+    async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance:
+        query = self._query(type=place[0], group=place[1])
+        return await self._http.request("PATCH", _one(instance_id), query=query, body=change, answer=Instance)
+
+    async def evict(self, place: Place, instance_id: str, seconds: float) -> None:
+        query = self._query(type=place[0], group=place[1])
+        path = f"{_one(instance_id)}/evict"
+        await self._http.request("POST", path, query=query, body={"forSeconds": seconds}, answer=type(None))
+
+    async def services(self) -> list[ServiceSummary]:
+        return (await self._http.request("GET", "/sd/v1/services", query=self._query(), answer=Services)).services
+
+    async def protect(self, place: Place, mode: str) -> None:
+        query = self._query(type=place[0], group=place[1])
+        await self._http.request("PATCH", "/sd/v1/services", query=query, body={"protection": mode}, answer=type(None))
+
+    async def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
+        # Puts are gathered into a list for as long as a group's state is being told; the bookmark ends that.
+        listing: dict[str, list[Instance]] = {}
+        telling_all = position is None
+        told: set[str] = set()
+        lost: set[str] = set()
+        query = self._query(type=type, group=group, revision=position)
+        async with self._http.events("/sd/v1/watch", query=query) as events:
+            async for event in events:
+                if event.event == "problem":
+                    raise _problem(event)
+                if event.event == "put":
+                    put = msgspec.json.decode(event.data, type=_PutData)
+                    name = put.instance.group
+                    if name in listing or (telling_all and name not in told):
+                        listing.setdefault(name, []).append(put.instance)
+                        continue
+                    yield Put(put.instance, put.revision)
+                elif event.event == "removed":
+                    gone = msgspec.json.decode(event.data, type=_GoneData)
+                    if gone.group in listing:
+                        listing[gone.group] = [
+                            each for each in listing[gone.group] if each.instance_id != gone.instance_id
+                        ]
+                        continue
+                    yield Gone(gone.group, gone.instance_id, gone.reason, gone.revision)
+                elif event.event in ("compacted", "reset"):
+                    mark = msgspec.json.decode(event.data, type=_Mark)
+                    name = mark.group or group or ""
+                    listing[name] = []
+                    if event.event == "reset":
+                        lost.add(name)
+                    continue
+                elif event.event == "bookmark":
+                    mark = msgspec.json.decode(event.data, type=_Mark)
+                    name = mark.group or group or ""
+                    if name in listing or (telling_all and name not in told):
+                        yield Listed(name, listing.pop(name, []), mark.revision, name in lost)
+                        lost.discard(name)
+                    told.add(name)
+                yield Marked(event.id)
+
+    def _query(
+        self, **values: str | float | bool | list[str] | None
+    ) -> dict[str, str | float | bool | list[str] | None]:
+        return {"namespace": self._namespace, **values}
+
+
+def _one(instance_id: str) -> str:
+    return f"/sd/v1/instances/{quote(instance_id, safe='')}"
+
+
+def _problem(event: Event) -> HeadgateError:
+    document = msgspec.json.decode(event.data, type=dict[str, object])
+    status = document.get("status")
+    return from_document(document, status if isinstance(status, int) else 500)
