@@ -62,14 +62,14 @@ async def test_a_ticket_is_taken_in_any_form_and_any_place(store: Store, form: s
     async with open_world(store) as world, world.arena() as arena:
         ryan = await world.promoted("Ryan")
         ticket = str(ryan.ticket_id if form == "bare" else ryan.ticket)
-        options: dict[str, Any] = {
+        ways: dict[str, dict[str, Any]] = {
             "query": {},
             "authorization": {"additional_headers": {"Authorization": f"Bearer {ticket}"}},
             "subprotocol": {"subprotocols": [ticket]},
             "subprotocol beside ours": {"subprotocols": ["headgate", ticket]},
-        }[way]
+        }
         url = f"{arena.url}?ticketId={ticket}" if way == "query" else arena.url
-        async with connect(url, **options) as connection:
+        async with connect(url, **ways[way]) as connection:
             if way == "subprotocol beside ours":
                 assert connection.subprotocol == "headgate"
             assert len(arena.arena.hall) == 1

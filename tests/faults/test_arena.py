@@ -1,0 +1,121 @@
+"""The arena when its store goes away, when it is told to stop, and when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from headgate.kit.problems import StoreUnavailable
+from headgate.store import StoreSettings, open_store
+from headgate.waiting_room import State
+from headgate.waiting_room.model import LEASE_MS
+from tests.faults.arena_process import ArenaProcess
+from tests.http.arena_world import World, open_world, visiting
+from tests.topology import Standalone, Topology, eventually
+
+pytestmark = pytest.mark.topology("standalone")
+
+
+async def sessions(world: World, url: str) -> int | None:
+    """Tell how many sessions the store counts at an address; None if it does not know the server."""
+    servers = (await world.room.servers("default", "main")).servers
+    return next((one.sessions for one in servers if one.address == url), None)
+
+
+async def test_players_stay_and_talk_while_the_store_is_down_and_are_reported_again(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    server = fresh_server()
+    assert isinstance(server, Standalone)
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, open_world(store) as world:
+        with ArenaProcess(server.url, prefix) as arena:
+            ryan, muzi, late = [await world.promoted(name) for name in ("Ryan", "Muzi", "Late")]
+            async with visiting(arena.url, str(ryan.ticket_id)) as talks:
+                async with visiting(arena.url, str(muzi.ticket_id)) as hears:
+                    await talks.next()
+                    assert await sessions(world, arena.url) == 2
+                    server.node.kill()
+
+                    await talks.send("MESSAGE_SEND", {"message": "still here?"})
+                    assert (await hears.next())["payload"]["message"] == "still here?"
+                    with pytest.raises(InvalidStatus) as refused:
+                        async with connect(f"{arena.url}?ticketId={late.ticket_id}"):
+                            pass
+                    assert refused.value.response.status_code == 503
+                    assert arena.get("/readyz").status_code == 503
+                # Muzi has left while nobody could be told.
+                assert "Muzi" in (await talks.next())["payload"]["message"]
+                await server.node.restart()
+                await eventually(lambda: _counts(world, arena.url, 1), 20, "the store knows who is inside")
+                assert await talks.count() == 1
+
+
+async def _counts(world: World, url: str, wanted: int) -> bool:
+    try:
+        return await sessions(world, url) == wanted
+    except StoreUnavailable:
+        return False
+
+
+async def test_sigterm_tells_the_players_and_closes_within_its_time(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    server = fresh_server()
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, open_world(store) as world:
+        with ArenaProcess(server.url, prefix, drain_seconds=1) as arena:
+            ryan, late = await world.promoted("Ryan"), await world.promoted("Late")
+            async with visiting(arena.url, str(ryan.ticket_id)) as guest:
+                arena.process.send_signal(signal.SIGTERM)
+                told = await guest.next()
+                assert told["type"] == "SYSTEM_MESSAGE_RECEIVE"
+                assert "closes in 1 second" in told["payload"]["message"]
+                with pytest.raises(InvalidStatus) as refused:
+                    async with connect(f"{arena.url}?ticketId={late.ticket_id}"):
+                        pass
+                assert refused.value.response.status_code == 503
+                with pytest.raises(ConnectionClosed) as closed:
+                    await guest.next()
+                assert closed.value.rcvd is not None
+                assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "draining")
+            code = await asyncio.to_thread(arena.process.wait, 10)
+            assert code == 0, arena.log
+            assert await sessions(world, arena.url) is None
+            # The one whose ticket was not used waits for another server, at the front.
+            assert (await world.status_until(late.user_id, State.WAITING)).rank == 1
+
+
+async def test_a_killed_arenas_seats_are_gone_within_its_lease(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    server = fresh_server()
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, open_world(store) as world:
+        with ArenaProcess(server.url, prefix) as arena:
+            ryan = await world.promoted("Ryan")
+            async with visiting(arena.url, str(ryan.ticket_id)):
+                arena.process.kill()
+                await eventually(lambda: _gone(world, arena.url), LEASE_MS / 1000 + 3, "its seats are gone")
+
+
+async def _gone(world: World, url: str) -> bool:
+    return await sessions(world, url) is None
+
+
+async def test_neither_tickets_nor_requests_are_logged(fresh_server: Callable[..., Topology], prefix: str) -> None:
+    server = fresh_server()
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, open_world(store) as world:
+        with ArenaProcess(server.url, prefix) as arena:
+            arena.process.send_signal(signal.SIGUSR1)  # debug
+            ryan = await world.promoted("Ryan")
+            async with visiting(arena.url, str(ryan.ticket_id)) as guest:
+                assert await guest.count() == 1
+            with pytest.raises(InvalidStatus):
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert "headgate_arena_handshakes_total" in arena.get("/metrics").text
+            assert str(ryan.ticket_id) not in arena.log
+            assert "ticketId" not in arena.log
