@@ -178,7 +178,7 @@ def test_doctor_reports_a_remote_store_without_a_password(tmp_path: Path) -> Non
 def test_doctor_prints_rights_for_each_process(tmp_path: Path) -> None:
     printed = headgate("doctor", "--acl", cwd=tmp_path, HEADGATE_STORE_PREFIX="mine")
     users = {line.split()[1]: line for line in printed.stdout.splitlines()}
-    assert set(users) == {"headgate-sentinel", *(f"headgate-{process}" for process in acl.PACKAGES)}
+    assert set(users) == {f"headgate-{process}" for process in acl.PACKAGES}
     assert users["headgate-gateway"].endswith(acl.rules("gateway", "mine"))
     assert "~mine:*" in users["headgate-gateway"]
     assert "config" not in users["headgate-gateway"]

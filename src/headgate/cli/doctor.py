@@ -177,5 +177,4 @@ def _print_rights(configuration: Configuration, *, as_json: bool) -> None:
         return
     for user, rules in rights.items():
         output.line(f"user {user} on >PASSWORD {rules}")
-    output.line(f"user headgate-sentinel on >PASSWORD {acl.sentinel_rules()}")
-    output.say("headgate: put your own passwords in; the last user is for the sentinels themselves, if you have them.")
+    output.say("headgate: put your own passwords in. Sentinels have users of their own and need no rule of ours.")

@@ -20,6 +20,7 @@ SENT: Final = frozenset(
         "cluster|slots",
         "evalsha",
         "hget",
+        "hmget",
         "info",
         "ping",
         "script|load",
@@ -27,10 +28,11 @@ SENT: Final = frozenset(
         "subscribe",
         "time",
         "unsubscribe",
-        "xrange",
+        "xrevrange",
+        "zcard",
+        "zrange",
     }
 )
-SENTINEL: Final = frozenset({"auth", "ping", "sentinel|get-master-addr-by-name"})
 PACKAGES: Final = {
     "gateway": ("gateway", "waiting_room", "registry", "config", "relay", "locks"),
     "worker": ("gateway", "waiting_room", "registry", "config", "relay", "locks"),
@@ -44,11 +46,6 @@ def rules(process: str, prefix: str) -> str:
     """Give the ACL rules of one process, as they stand after a user's name and password."""
     commands = sorted(SENT | called(_scripts(PACKAGES[process])))
     return " ".join((f"resetkeys ~{prefix}:* resetchannels &{prefix}:* -@all", *(f"+{name}" for name in commands)))
-
-
-def sentinel_rules() -> str:
-    """Give the ACL rules of the user that asks the sentinels."""
-    return " ".join(("resetkeys resetchannels -@all", *(f"+{name}" for name in sorted(SENTINEL))))
 
 
 def called(files: Iterable[Path]) -> set[str]:
