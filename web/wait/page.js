@@ -52,7 +52,7 @@ function show(status) {
     case 'WAITING':
     case 'AWAY': return showLine(status);
     case 'PROMOTED':
-    case 'ACTIVE': return showTurn();
+    case 'ACTIVE': return showTurn(status.ticketId);
     default: return showOver(words[`over_${status.status.toLowerCase()}`] || words.over_reset);
   }
 }
@@ -71,18 +71,21 @@ function showLine(status) {
   else if (done >= 0.5) announce(words.half_way);
 }
 
-function showTurn() {
+function showTurn(ticketId) {
   over = true;
+  const target = new URL(page.returnUrl, location.href);
+  // A site on another host has no cookie of ours; it redeems the one-time ticket instead.
+  if (page.elsewhere && ticketId) target.searchParams.set('headgateTicket', ticketId);
   close();
   document.documentElement.dataset.state = 'turn';
   $('heading').textContent = words.turn;
   $('turn').textContent = words.turn_explain;
   $('explain').textContent = '';
   document.title = `${words.turn} · ${page.title}`;
-  offer(words.enter, page.returnUrl);
+  offer(words.enter, target.href);
   $('sound').hidden = $('leave').hidden = true;
   if ($('ring').checked) ring();
-  setTimeout(() => location.replace(page.returnUrl), 1500);
+  setTimeout(() => location.replace(target.href), 1500);
 }
 
 function showOver(text) {

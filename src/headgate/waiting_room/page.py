@@ -16,20 +16,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from headgate.kit.web import web_text
+from headgate.waiting_room.policy import Theme
 
 LANGUAGES: Final = ("en", "ko", "zh", "ja", "ar")
 DEFAULT_COLOR: Final = "#1f5fbf"
 DEFAULT_BACKGROUND: Final = ("#eef1f5", "#10161e")
 _HEX = re.compile(r"#[0-9a-fA-F]{6}")
 _PLACE = re.compile(r"\{\{([\w.]+)\}\}")
-
-
-class Theme(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """The operator's colours and logo; colours are #rrggbb, the logo is a path or an https address."""
-
-    color: str | None = None
-    background: str | None = None
-    logo: str | None = None
 
 
 class PageState(msgspec.Struct, frozen=True):
@@ -46,6 +39,7 @@ class PageState(msgspec.Struct, frozen=True):
     theme: Theme = Theme()
     notice: str = ""
     plain: bool = False
+    elsewhere: bool = False
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -166,6 +160,7 @@ def _for_script(state: PageState, words: dict[str, str], again_url: str) -> str:
             "userId": state.user_id,
             "placeToken": state.place_token,
             "returnUrl": state.return_url,
+            "elsewhere": state.elsewhere,
             "againUrl": again_url,
             "lang": state.language,
             "title": words["title"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Sequence
 from typing import Final
@@ -20,7 +19,8 @@ NAME_HTTP: Final = "headgate"
 MOST_PASSES: Final = 8
 LONGEST: Final = 3000
 VISITOR_SECONDS: Final = 7 * 24 * 3600
-_PURPOSE: Final = b"headgate visitor cookie v1"
+_VISITOR: Final = b"headgate visitor cookie v1"
+_BYPASS: Final = b"headgate bypass header v1"
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
@@ -63,16 +63,39 @@ class PassKeys:
     def __init__(self, secrets: Sequence[tuple[str, bytes]]) -> None:
         if not secrets:
             raise ValueError("at least one key is needed to sign cookies")
-        self._keys = {kid: hmac.digest(secret, _PURPOSE, "sha256") for kid, secret in secrets}
+        self._keys = {kid: hmac.digest(secret, _VISITOR, "sha256") for kid, secret in secrets}
         self._first = secrets[0][0]
 
     def seal(self, visitor: Visitor) -> str:
         """Write the cookie's value."""
-        payload = msgspec.json.encode(visitor)
-        return f"{_text(self._first.encode())}.{_text(payload)}.{_text(self._mac(self._first, payload))}"
+        return self._sealed(_VISITOR, msgspec.json.encode(visitor))
 
     def open(self, value: str, now: float) -> Visitor | None:
         """Read a cookie; None when it is not ours, was altered, or is too old. Passes past their end are left out."""
+        payload = self._opened(_VISITOR, value)
+        try:
+            visitor = _decode(payload) if payload is not None else None
+        except msgspec.MsgspecError:
+            return None
+        if visitor is None or visitor.expires <= now:
+            return None
+        return Visitor(visitor.id, visitor.expires, tuple(held for held in visitor.passes if held.expires > now))
+
+    def seal_bypass(self, queue: str, expires: int) -> str:
+        """Write a header's value with which a program of the site's own may pass one queue's gate for a time."""
+        return self._sealed(_BYPASS, f"{expires} {queue}".encode())
+
+    def bypasses(self, value: str, queue: str, now: float) -> bool:
+        """Tell whether a header's value lets its sender pass a queue's gate."""
+        payload = self._opened(_BYPASS, value)
+        expires, _, meant = (payload or b"0 ").decode().partition(" ")
+        return meant == queue and int(expires) > now
+
+    def _sealed(self, purpose: bytes, payload: bytes) -> str:
+        mac = self._mac(self._first, purpose, payload)
+        return f"{_text(self._first.encode())}.{_text(payload)}.{_text(mac)}"
+
+    def _opened(self, purpose: bytes, value: str) -> bytes | None:
         if len(value) > LONGEST:
             return None
         try:
@@ -80,18 +103,14 @@ class PassKeys:
             kid, payload, mac = _bytes(kid_text).decode(), _bytes(payload_text), _bytes(mac_text)
         except (ValueError, binascii.Error):
             return None
-        if kid not in self._keys or not hmac.compare_digest(mac, self._mac(kid, payload)):
+        if kid not in self._keys or not hmac.compare_digest(mac, self._mac(kid, purpose, payload)):
             return None
-        try:
-            visitor = _decode(payload)
-        except msgspec.MsgspecError:
-            return None
-        if visitor.expires <= now:
-            return None
-        return Visitor(visitor.id, visitor.expires, tuple(held for held in visitor.passes if held.expires > now))
+        return payload
 
-    def _mac(self, kid: str, payload: bytes) -> bytes:
-        return hmac.digest(self._keys[kid], len(kid).to_bytes(2, "big") + kid.encode() + payload, hashlib.sha256)
+    def _mac(self, kid: str, purpose: bytes, payload: bytes) -> bytes:
+        # Each part says how long it is, so that nothing can be moved from one into the next.
+        words = b"".join(len(part).to_bytes(4, "big") + part for part in (purpose, kid.encode(), payload))
+        return hmac.digest(self._keys[kid], words, "sha256")
 
 
 def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> str:

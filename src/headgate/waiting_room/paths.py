@@ -59,8 +59,15 @@ class PathRules:
 
     def match(self, target: str) -> bool:
         """Tell whether a request's path is meant."""
+        return self.capture(target) is not None
+
+    def capture(self, target: str) -> str | None:
+        """Give what the first star of the matching rule stands for (empty without a star); None if no rule matches."""
         path = literal_path(target) if self._literal else plain_path(target)
-        return path is not None and any(pattern.fullmatch(path) for pattern in self._patterns)
+        for pattern in self._patterns if path is not None else ():
+            if found := pattern.fullmatch(path or ""):
+                return found[1] if pattern.groups else ""
+        return None
 
 
 def check_glob(glob: str) -> str:
@@ -92,4 +99,4 @@ def within(client: str, networks: Sequence[Network]) -> bool:
 @lru_cache(maxsize=1024)
 def _compiled(glob: str) -> re.Pattern[str]:
     parts = re.split(r"(\*\*|\*)", glob.rstrip("/") or "/")
-    return re.compile("".join({"**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts), re.DOTALL)
+    return re.compile("".join({"**": "(.*)", "*": "([^/]*)"}.get(part, re.escape(part)) for part in parts), re.DOTALL)

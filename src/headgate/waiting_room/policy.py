@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -15,6 +15,7 @@ from headgate.kit.problems import InvalidRequest
 
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+MANY_SEATS: Final = 10_000_000
 
 
 class Seats(StrEnum):
@@ -158,6 +159,10 @@ class PolicyChange(Wire, kw_only=True):
         wanted = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
         if policy is None and wanted.get("capacity") is not None:
             wanted.setdefault("seats", Seats.FIXED)
+        if policy is None and isinstance(auto := wanted.get("auto"), Auto) and "seats" not in wanted:
+            # Those inside when it switches on were never counted, so an automatic queue admits by rate.
+            wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
+            wanted.setdefault("rate_per_second", max(0.1, auto.threshold / auto.window_seconds))
         return msgspec.structs.replace(policy or Policy(), **wanted).checked()
 
 

@@ -174,6 +174,10 @@ class SigningKeys:
             raise QueueReset("This place token is too old; enter again.")
         return place
 
+    def secrets(self) -> list[tuple[str, bytes]]:
+        """Give a secret of each key, newest first, for what only we read ourselves; each use derives its own from it."""
+        return list(self._secrets.items())
+
     def derived_user(self, *parts: str) -> str:
         """Make an id that only we can make from these words, and make again."""
         secret = next(iter(self._secrets.values()), b"")

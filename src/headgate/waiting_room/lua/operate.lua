@@ -3,6 +3,7 @@
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 users (hash)   5 tickets (hash)   6 holds (zset)
 ---          7 seats (zset)   8 kept (zset)   9 away (zset)   10 finished (zset)   11 sessions (hash)   12 servers (hash)
 ---          13 leases (zset)   14 stays (zset)   15 events (stream)   16 traces (hash)   17 audit (stream)   18 history (stream)
+---          19 traffic (hash)   20 auto (hash)   21 revoked (zset)
 --- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number   7 tombstone_ms
 --- RETURNS  the version now
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST VERSION_CONFLICT
@@ -11,6 +12,7 @@
 local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces, audit, history = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
+local traffic, auto, revoked = KEYS[19], KEYS[20], KEYS[21]
 local context, action, who, expected, request = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local number, tombstone_ms = tonumber(ARGV[6]), ARGV[7]
 local AUDIT_KEPT = 1000
@@ -54,7 +56,7 @@ elseif action == 'reset' then
   queue.generation, queue.lost = queue.generation + 1, queue.now
 elseif action == 'delete' then
   redis.call('UNLINK', policy, waiting, users, tickets, holds, seats, kept, away, finished, sessions, servers, leases,
-    stays, traces, history)
+    stays, traces, history, traffic, auto, revoked)
   redis.call('HSET', meta, 'deleted', 1, 'version_last', text_of(version))
   redis.call('HDEL', meta, 'paused', 'draining', 'grants', 'tokens', 'tokens_at')
   redis.call('PEXPIRE', meta, tombstone_ms)

@@ -1,0 +1,213 @@
+"""The gate: pass or wait, for each request that a site, a proxy or a page asks about.
+
+Most answers cost no store call: nobody guards this, its queue is off, or the visitor shows a pass that is still good. Only
+somebody who must stand in line, or whose pass is in its last third, is looked up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import StrEnum
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from headgate.kit.ids import new_uuid
+from headgate.kit.metrics import counter
+from headgate.kit.problems import StoreUnavailable
+from headgate.store import Store, Thing
+from headgate.waiting_room.gate_rules import GateRules, Match
+from headgate.waiting_room.model import State, Status
+from headgate.waiting_room.passes import VISITOR_SECONDS, Pass, PassKeys, Visitor
+from headgate.waiting_room.paths import within
+from headgate.waiting_room.policy import FailMode
+from headgate.waiting_room.problems import QueueUnknown, SessionUnknown, TicketInvalid
+from headgate.waiting_room.queues import label
+from headgate.waiting_room.room import WaitingRoom
+from headgate.waiting_room.traffic import Traffic
+
+STEP_SECONDS: Final = 0.1
+MOST_INSIDE: Final = 100_000
+NICKNAME: Final = "visitor"
+
+VERDICTS = counter("headgate_gate_verdicts_total", "What gates answered, and why.", ["verdict", "reason"])
+FAIL_MODE = counter(
+    "headgate_gate_fail_mode_total",
+    "Answers given while the store was away, by the queue's own choice.",
+    ["queue", "mode"],
+)
+
+
+class Reason(StrEnum):
+    """Why a gate said what it said."""
+
+    UNGUARDED = "unguarded"
+    OFF = "off"
+    BYPASS = "bypass"
+    INSIDE = "inside"
+    ADMITTED = "admitted"
+    WAITING = "waiting"
+    FAIL_OPEN = "fail_open"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One request: what it is about, and who asks. `user_id` is an account that the site vouches for."""
+
+    namespace: str
+    resource: str = ""
+    event_type: str = ""
+    target: str = ""
+    client: str = ""
+    user_id: str = ""
+    cookie: str = ""
+    headers: dict[bytes, bytes] = msgspec.field(default_factory=dict)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Pass or wait; `visitor` is set when the cookie must be written anew."""
+
+    passes: bool
+    reason: Reason
+    queue: str = ""
+    status: Status | None = None
+    visitor: Visitor | None = None
+
+
+class Gate:
+    """Answers for all queues of a store."""
+
+    def __init__(self, store: Store, room: WaitingRoom) -> None:
+        self._room = room
+        self.rules = GateRules(store, room.queues)
+        self.traffic = Traffic(store, room.queues, self.rules)
+        self._keys: PassKeys | None = None
+        self._stepped: dict[Thing, float] = {}
+        # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
+        self._inside: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
+
+    async def keys(self) -> PassKeys:
+        """Give what signs the visitors' cookies."""
+        if self._keys is None:
+            self._keys = PassKeys((await self._room.signing_keys()).secrets())
+        return self._keys
+
+    async def ask(self, question: Question) -> Verdict:
+        """Decide one request."""
+        verdict = await self._decide(question)
+        VERDICTS.labels("pass" if verdict.passes else "wait", verdict.reason).inc()
+        return verdict
+
+    async def visitor(self, cookie: str) -> Visitor | None:
+        """Read a visitor's cookie; None if it is not good."""
+        return (await self.keys()).open(cookie, self.rules.now()) if cookie else None
+
+    def newcomer(self) -> Visitor:
+        """Make a visitor whom we have not seen before."""
+        return Visitor(new_uuid(), int(self.rules.now()) + VISITOR_SECONDS)
+
+    async def _decide(self, question: Question) -> Verdict:
+        match = self.rules.match(question.namespace, question.resource, question.event_type, question.target)
+        if match is None:
+            return Verdict(True, Reason.UNGUARDED)
+        if match.automatic:
+            self.traffic.count(match.guard, match.resource)
+        if await self._bypasses(match, question):
+            return Verdict(True, Reason.BYPASS, match.queue.name)
+        if not match.active:
+            return Verdict(True, Reason.OFF, match.queue.name)
+        visitor = None if question.user_id else await self.visitor(question.cookie)
+        held = self._held(match, question.user_id, visitor)
+        if held is not None and not held.renewable(self.rules.now()):
+            return Verdict(True, Reason.INSIDE, match.queue.name)
+        try:
+            if held is not None:
+                renewed = await self._renew(match, question.user_id, visitor)
+                if renewed is not None:
+                    return renewed
+            return await self._enter(match, question.user_id, visitor or self.newcomer())
+        except StoreUnavailable:
+            mode = match.guard.policy.fail_mode
+            FAIL_MODE.labels(label(match.guard.thing), mode).inc()
+            if held is not None or mode is FailMode.OPEN:
+                return Verdict(True, Reason.FAIL_OPEN, match.queue.name)
+            raise
+        except QueueUnknown:
+            # Switched off or deleted a moment ago: whoever asks passes.
+            return Verdict(True, Reason.OFF, match.queue.name)
+
+    async def _bypasses(self, match: Match, question: Question) -> bool:
+        guard = match.guard
+        if question.target and guard.open_paths.match(question.target):
+            return True
+        if question.client and guard.open_networks and within(question.client, guard.open_networks):
+            return True
+        name = guard.policy.bypass.header.lower().encode()
+        value = question.headers.get(name) if name else None
+        if value is None:
+            return False
+        return (await self.keys()).bypasses(value.decode("latin-1"), guard.thing.tag, self.rules.now())
+
+    def _held(self, match: Match, user_id: str, visitor: Visitor | None) -> Pass | None:
+        """Find a pass that is good for this queue as it is now."""
+        held = self._inside.get((match.queue, user_id)) if user_id else None
+        if visitor is not None:
+            held = visitor.pass_for(match.queue.tag)
+        guard = self.rules.guard(match.queue) or match.guard
+        if held is None or held.expires <= self.rules.now() or held.generation != guard.generation:
+            return None
+        revoked_ms = guard.revoked.get(user_id or (visitor.id if visitor else ""), 0.0)
+        return held if held.issued * 1000 > revoked_ms else None
+
+    async def _renew(self, match: Match, user_id: str, visitor: Visitor | None) -> Verdict | None:
+        """Renew a session and its pass together, so that a pass never outlives its seat; None if the session is over."""
+        who = user_id or (visitor.id if visitor else "")
+        try:
+            _, seconds = await self._room.renew(match.queue.namespace, match.queue.name, who)
+        except SessionUnknown:
+            return None
+        return self._passed(match, user_id, visitor, seconds, Reason.INSIDE)
+
+    async def _enter(self, match: Match, user_id: str, visitor: Visitor) -> Verdict:
+        """Stand in line, and pass at once if it is this one's turn."""
+        namespace, name, who = match.queue.namespace, match.queue.name, user_id or visitor.id
+        if match.derived and self.rules.guard(match.queue) is None:
+            await self.traffic.make(match.guard, name)
+        status: Status = await self._room.entry(namespace, name, NICKNAME, user_id=who, trusted=True)
+        if status.status is State.WAITING and self._may_step(match.queue):
+            await self._room.promotion.step(match.queue)
+            status = await self._room.status(namespace, name, who, trusted=True)
+        if status.status is State.PROMOTED and isinstance(status.ticket_id, str):
+            try:
+                await self._room.redeem(namespace, name, status.ticket_id, who)
+            except TicketInvalid:
+                return Verdict(False, Reason.WAITING, name, status, visitor)
+        if status.status in (State.PROMOTED, State.ACTIVE):
+            try:
+                _, seconds = await self._room.renew(namespace, name, who)
+            except SessionUnknown:
+                return Verdict(False, Reason.WAITING, name, status, visitor)
+            return self._passed(match, user_id, visitor, seconds, Reason.ADMITTED)
+        return Verdict(False, Reason.WAITING, name, status, None if user_id else visitor)
+
+    def _passed(self, match: Match, user_id: str, visitor: Visitor | None, seconds: float, reason: Reason) -> Verdict:
+        guard = self.rules.guard(match.queue) or match.guard
+        now = int(self.rules.now())
+        new = Pass(match.queue.tag, guard.generation, now, now + int(seconds))
+        if user_id:
+            self._inside[(match.queue, user_id)] = new
+            self._inside.move_to_end((match.queue, user_id))
+            if len(self._inside) > MOST_INSIDE:
+                self._inside.popitem(last=False)
+            return Verdict(True, reason, match.queue.name)
+        return Verdict(True, reason, match.queue.name, visitor=(visitor or self.newcomer()).with_pass(new))
+
+    def _may_step(self, queue: Thing) -> bool:
+        """Tell whether to look for a free seat now: not for each of a thousand who come at the same moment."""
+        now = monotonic()
+        if now - self._stepped.get(queue, 0.0) < STEP_SECONDS:
+            return False
+        if len(self._stepped) > MOST_INSIDE:
+            self._stepped.clear()
+        self._stepped[queue] = now
+        return True

@@ -1,0 +1,284 @@
+"""The gate's routes: one decision in each proxy's words, the plain check for a site's backend, and the waiting page."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
+from urllib.parse import parse_qs, urlencode
+
+import msgspec
+from msgspec import Meta
+
+from headgate.kit.http import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, Wire
+from headgate.kit.ids import member_id, thing_name
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreUnavailable
+from headgate.waiting_room.gate import Gate, Question, Verdict
+from headgate.waiting_room.model import State
+from headgate.waiting_room.page import PageState, choose_language, render, words_of
+from headgate.waiting_room.passes import Visitor, read_cookie, set_cookie
+from headgate.waiting_room.policy import Theme
+from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
+from headgate.waiting_room.returns import elsewhere, safe_return
+from headgate.waiting_room.room import WaitingRoom
+
+Name = Annotated[str, Meta(max_length=256)]
+RETRY_SECONDS: Final = 5
+
+
+class CheckQuery(Wire):
+    """What a site's backend asks about."""
+
+    user_id: str
+    resource: Name = ""
+    event_type: Annotated[str, Meta(max_length=64)] = ""
+    path: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class CheckAnswer(Wire, omit_defaults=True):
+    """Pass or wait; who must wait is in line already."""
+
+    decision: str
+    queue: str | None = None
+    rank: int | None = None
+    wait_url: str | None = None
+    reason: str = ""
+
+
+class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}, forbid_unknown_fields=True):
+    """Which page to return to, and how the waiting page is shown."""
+
+    return_to: Annotated[str, Meta(max_length=4096)] = "/"
+    lang: Annotated[str, Meta(max_length=16)] = ""
+    plain: str = ""
+
+
+class MustWait(HeadgateError):
+    """It is not your turn yet; you are in line, and your place is kept."""
+
+    code, status = "must_wait", 429
+
+
+def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
+    """Give the check and the page."""
+
+    async def check_gate(call: Call) -> CheckAnswer:
+        query: CheckQuery = call.query
+        if query.resource:
+            thing_name(query.resource, "resource")
+        if query.event_type:
+            thing_name(query.event_type, "eventType")
+        if not query.resource and not query.path:
+            raise InvalidRequest("Say which resource or path is asked for.", field="resource")
+        verdict = await gate.ask(
+            Question(
+                call.namespace,
+                resource=query.resource,
+                event_type=query.event_type,
+                target=query.path,
+                user_id=member_id(query.user_id, "userId"),
+            )
+        )
+        if verdict.passes:
+            return CheckAnswer("pass", queue=verdict.queue or None, reason=verdict.reason)
+        rank = verdict.status.rank if verdict.status else None
+        return CheckAnswer(
+            "wait",
+            queue=verdict.queue,
+            rank=rank,
+            wait_url=wait_url(call.namespace, verdict.queue, query.path or "/"),
+            reason=verdict.reason,
+        )
+
+    return [
+        Operation(
+            "GET",
+            "/api/gate/check",
+            check_gate,
+            "Ask whether a user may go on to a resource, or must wait",
+            access=Access.SERVICE,
+            tag="gate",
+            query=CheckQuery,
+            answer=CheckAnswer,
+            errors=(StoreUnavailable, QueueFull, QueueClosed),
+            namespaced=True,
+        ),
+        Operation(
+            "GET",
+            "/wait/{queue}",
+            _WaitPage(gate, room).show,
+            "The waiting page",
+            access=Access.PUBLIC,
+            tag="gate",
+            query=WaitQuery,
+            content_type="text/html; charset=utf-8",
+            limit="gate",
+            namespaced=True,
+        ),
+    ]
+
+
+def mount(gate: Gate) -> Mount:
+    """Give the proxies' gate: they ask with any method, so it is a plain application."""
+    return Mount("/gate", _Proxies(gate), Access.PUBLIC, limit="gate", bearer=False)
+
+
+class _Proxies:
+    """`/gate/nginx`, `/gate/forward` and `/gate/envoy`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._dialects: dict[str, Callable[[Call, dict[str, str]], Awaitable[Answer]]] = {
+            "nginx": self._nginx,
+            "forward": self._forward,
+            "envoy": self._envoy,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope["headgate"]
+        path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        name, _, rest = path.removeprefix("/gate/").partition("/")
+        dialect = self._dialects.get(name)
+        if dialect is None or (rest and name != "envoy"):
+            raise NotFound
+        options = {key: values[0] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+        if name == "envoy":
+            # Envoy appends the request's own path, and with it the visitor's own query: nothing in it is ours.
+            options = {"target": f"/{rest}"}
+        answer = await dialect(call, options)
+        headers = [(key.lower().encode(), value.encode("latin-1")) for key, value in answer.headers.items()]
+        body = answer.body if isinstance(answer.body, bytes) else b""
+        headers += [(b"cache-control", b"no-store"), (b"content-length", b"%d" % len(body))]
+        if body:
+            headers.append((b"content-type", answer.content_type.encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _ask(self, call: Call, options: dict[str, str], target: str) -> tuple[Verdict, dict[str, str]]:
+        """Ask the gate about a request that a proxy describes; gives the verdict and the headers it needs."""
+        secure = is_secure(call)
+        resource = thing_name(options["resource"], "resource") if "resource" in options else ""
+        verdict = await self._gate.ask(
+            Question(
+                thing_name(options.get("namespace", "default"), "namespace"),
+                resource=resource,
+                event_type=thing_name(options["eventType"], "eventType") if "eventType" in options else "",
+                target=target,
+                client=call.client,
+                cookie=read_cookie(call.header("cookie"), secure=secure) or "",
+                headers=call.headers,
+            )
+        )
+        return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
+
+    async def _nginx(self, call: Call, options: dict[str, str]) -> Answer:
+        """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
+        target = call.header("x-original-uri") or "/"
+        verdict, headers = await self._ask(call, options, target)
+        if verdict.passes:
+            return Answer(status=200, headers=headers)
+        headers["X-Headgate-Location"] = wait_url(options.get("namespace", "default"), verdict.queue, target)
+        return Answer(status=401, headers=headers)
+
+    async def _forward(self, call: Call, options: dict[str, str]) -> Answer:
+        """Traefik and Caddy pass on to the visitor whatever is not 2xx."""
+        return await self._for_visitor(call, options, call.header("x-forwarded-uri") or "/")
+
+    async def _envoy(self, call: Call, options: dict[str, str]) -> Answer:
+        """Envoy admits on 200 only, and takes 5xx for an outage of ours."""
+        query: bytes = call.scope["query_string"]
+        target = options["target"] + (f"?{query.decode('latin-1')}" if query else "")
+        return await self._for_visitor(call, {}, target)
+
+    async def _for_visitor(self, call: Call, options: dict[str, str], target: str) -> Answer:
+        verdict, headers = await self._ask(call, options, target)
+        if verdict.passes:
+            if "Set-Cookie" in headers:
+                # Caddy can copy a header of ours to its answer, but not Set-Cookie itself.
+                headers["X-Headgate-Set-Cookie"] = headers["Set-Cookie"]
+            return Answer(status=200, headers=headers)
+        page = wait_url(options.get("namespace", "default"), verdict.queue, target)
+        if "text/html" in (call.header("accept") or ""):
+            return Answer(status=302, headers={**headers, "Location": page})
+        rank = verdict.status.rank if verdict.status else None
+        problem = MustWait(retry_after=RETRY_SECONDS, queue=verdict.queue, rank=rank, waitUrl=page)
+        headers["Retry-After"] = str(RETRY_SECONDS)
+        body = msgspec.json.encode(problem.document())
+        return Answer(body, 429, headers, content_type="application/problem+json")
+
+
+class _WaitPage:
+    """`/wait/{queue}`: enters the visitor if need be, and shows where they stand."""
+
+    def __init__(self, gate: Gate, room: WaitingRoom) -> None:
+        self._gate = gate
+        self._room = room
+
+    async def show(self, call: Call) -> Answer:
+        query: WaitQuery = call.query
+        queue = thing_name(call.path["queue"], "queue")
+        secure = is_secure(call)
+        host = call.header("host") or ""
+        thing = self._room.queues.thing(call.namespace, queue)
+        guard = self._gate.rules.guard(thing)
+        back = safe_return(query.return_to, host, guard.policy.return_hosts if guard else ())
+        language = choose_language(query.lang, call.header("accept-language"))
+        state = PageState(
+            queue=queue,
+            namespace=call.namespace,
+            language=language,
+            return_url=back,
+            status={},
+            message=guard.policy.message if guard else "",
+            theme=guard.policy.theme if guard else Theme(),
+            plain=query.plain == "1",
+        )
+        words = words_of(language)
+        visitor = await self._gate.visitor(read_cookie(call.header("cookie"), secure=secure) or "")
+        visitor = visitor or self._gate.newcomer()
+        try:
+            entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
+        except QueueUnknown:
+            return _sent_to(back, {})
+        except QueueFull:
+            return _page(msgspec.structs.replace(state, notice=words["full"]), 200, {})
+        except QueueClosed:
+            return _page(msgspec.structs.replace(state, notice=words["closed"]), 200, {})
+        except StoreUnavailable:
+            headers = {"Retry-After": str(RETRY_SECONDS), "Refresh": str(RETRY_SECONDS)}
+            return _page(msgspec.structs.replace(state, notice=words["unavailable"]), 503, headers)
+        headers = await cookie_headers(self._gate, visitor, secure=secure)
+        if entry.status in (State.PROMOTED, State.ACTIVE) and not elsewhere(back, host):
+            return _sent_to(back, headers)
+        status = msgspec.to_builtins(entry)
+        state = msgspec.structs.replace(
+            state, status=status, user_id=visitor.id, place_token=entry.place_token, elsewhere=elsewhere(back, host)
+        )
+        return _page(state, 200, headers)
+
+
+def wait_url(namespace: str, queue: str, target: str) -> str:
+    """Give the waiting page's address for a request."""
+    query = {"return": target} if namespace == "default" else {"return": target, "namespace": namespace}
+    return f"/wait/{queue}?{urlencode(query)}"
+
+
+async def cookie_headers(gate: Gate, visitor: Visitor | None, *, secure: bool) -> dict[str, str]:
+    """Give the header that writes a visitor's cookie, if it is to be written."""
+    if visitor is None:
+        return {}
+    return {"Set-Cookie": set_cookie((await gate.keys()).seal(visitor), secure=secure)}
+
+
+def is_secure(call: Call) -> bool:
+    """Tell whether the visitor came by https: by the connection, or by the word of the proxy in front."""
+    scheme: str = call.scope.get("scheme", "http")
+    return (call.header("x-forwarded-proto") or scheme).split(",")[0].strip() == "https"
+
+
+def _sent_to(address: str, headers: dict[str, str]) -> Answer:
+    return Answer(status=302, headers={**headers, "Location": address, "Cache-Control": "no-store"})
+
+
+def _page(state: PageState, status: int, headers: dict[str, str]) -> Answer:
+    page = render(state)
+    return Answer(page.body, status, {**page.headers, **headers}, content_type="text/html; charset=utf-8")

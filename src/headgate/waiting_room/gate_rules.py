@@ -1,0 +1,234 @@
+"""What every gate knows by heart: which queues guard what, which of them are on, and whose passes were ended.
+
+The list is kept in memory, so a request for something that nobody guards, or that is not busy, costs no store call, and an
+outage of the store leaves the rules standing. It is read again on a hint, and by a timer that grows with the number of queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from time import monotonic, time
+from typing import Final, cast
+
+import msgspec
+import structlog
+
+from headgate.kit.problems import HeadgateError
+from headgate.store import Reply, Store, Thing, script
+from headgate.waiting_room.paths import Network, PathRules, read_networks
+from headgate.waiting_room.policy import Policy
+from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.queues import Queues
+
+RULES = script("headgate.waiting_room", "gate_rules")
+
+LOOK_SECONDS: Final = 0.7
+QUEUES_A_SECOND: Final = 64
+MOST_REVOKED: Final = 10_000
+MOST_MATCHES: Final = 4096
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.:-]")
+
+log = structlog.get_logger()
+
+
+class Guard:
+    """One queue as a gate sees it."""
+
+    def __init__(self, thing: Thing, reply: Sequence[Reply]) -> None:
+        json, version, generation, now, on, revoked = cast(
+            "tuple[bytes, int, int, int, list[bytes], list[bytes]]", tuple(reply)
+        )
+        self.thing = thing
+        self.policy = msgspec.json.decode(json, type=Policy)
+        self.version = version
+        self.generation = generation
+        self.on = frozenset(resource.decode() for resource in on)
+        self.revoked = {user.decode(): float(when) for user, when in zip(revoked[::2], revoked[1::2], strict=True)}
+        self.now_ms = now
+        self.read_at = monotonic()
+        self.paths = PathRules(self.policy.paths)
+        self.open_paths = PathRules(self.policy.bypass.paths, literal=True)
+        self.open_networks: list[Network] = read_networks(self.policy.bypass.addresses)
+
+    @property
+    def guards(self) -> bool:
+        """Tell whether any request is matched by this queue's own rules."""
+        return bool(self.policy.paths) or self.policy.auto is not None
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What a request is about: the queue to stand in, and, where it is automatic, whose traffic counts and for what."""
+
+    queue: Thing
+    guard: Guard
+    resource: str = ""
+
+    @property
+    def automatic(self) -> bool:
+        """Tell whether this queue switches itself on and off."""
+        return self.guard.policy.auto is not None
+
+    @property
+    def active(self) -> bool:
+        """Tell whether people must stand in line now."""
+        return not self.automatic or self.guard.policy.queue_all or self.resource in self.guard.on
+
+    @property
+    def derived(self) -> bool:
+        """Tell whether the queue is made from a template."""
+        return self.queue != self.guard.thing
+
+
+class GateRules:
+    """The guards of all queues, kept current."""
+
+    def __init__(self, store: Store, queues: Queues) -> None:
+        self._store = store
+        self._queues = queues
+        self._guards: dict[Thing, Guard] = {}
+        self._listening: dict[Thing, ExitStack] = {}
+        self._stale: set[Thing] = set()
+        self._look = asyncio.Event()
+        self._matches: dict[tuple[str, str, str, str], Match | None] = {}
+        self._base = time() - monotonic()
+
+    def now(self) -> float:
+        """Give the store's time in seconds, as this process expects it."""
+        return self._base + monotonic()
+
+    def guard(self, thing: Thing) -> Guard | None:
+        """Give what is known of a queue."""
+        return self._guards.get(thing)
+
+    def templates(self) -> list[Guard]:
+        """Give the queues that switch themselves on."""
+        return [guard for guard in self._guards.values() if guard.policy.auto is not None]
+
+    def match(self, namespace: str, resource: str, event_type: str, target: str) -> Match | None:
+        """Find the queue that a request is about: by its resource if it was named, else by its path."""
+        key = (namespace, resource, event_type, target)
+        try:
+            return self._matches[key]
+        except KeyError:
+            found = self._find(namespace, resource, event_type, target)
+            if len(self._matches) >= MOST_MATCHES:
+                self._matches.clear()
+            self._matches[key] = found
+            return found
+
+    async def keep(self) -> None:
+        """Follow the store for as long as the process lives."""
+        away = False
+        while True:
+            try:
+                await self.refresh()
+                away = False
+            except HeadgateError as error:
+                if not away:
+                    log.warning("rules could not be read, the known ones stay in force", error=error.detail)
+                away = True
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+
+    async def refresh(self) -> None:
+        """Read what may have changed: new queues, those hinted at, and those not read for a while."""
+        things = set(await self._queues.index.list(None))
+        for gone in self._guards.keys() - things:
+            self._forget(gone)
+        oldest = monotonic() - max(1.0, len(things) / QUEUES_A_SECOND)
+        due = [
+            thing
+            for thing in things
+            if thing in self._stale or (known := self._guards.get(thing)) is None or known.read_at < oldest
+        ]
+        await asyncio.gather(*(self.read(thing) for thing in due))
+
+    async def read(self, thing: Thing) -> Guard | None:
+        """Read one queue now."""
+        self._stale.discard(thing)
+        try:
+            reply = await self._queues.kept(thing, lambda: self._store.run(RULES, thing, MOST_REVOKED))
+        except QueueUnknown:
+            self._forget(thing)
+            return None
+        except HeadgateError:
+            self._stale.add(thing)
+            raise
+        guard = Guard(thing, cast("list[Reply]", reply))
+        before = self._guards.get(thing)
+        self._guards[thing] = guard
+        self._base = guard.now_ms / 1000 - guard.read_at
+        if before is None or (before.version, before.generation, before.on) != (
+            guard.version,
+            guard.generation,
+            guard.on,
+        ):
+            self._matches.clear()
+        else:
+            self._matches = {key: _renewed(match, guard) for key, match in self._matches.items()}
+        if thing not in self._listening:
+            stack = self._listening[thing] = ExitStack()
+            stack.enter_context(self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words)))
+        return guard
+
+    def close(self) -> None:
+        """Stop listening."""
+        for stack in self._listening.values():
+            stack.close()
+        self._listening.clear()
+
+    def _on_hint(self, thing: Thing, words: str | None) -> None:
+        if not (words or "").startswith("changed"):
+            self._stale.add(thing)
+            self._look.set()
+
+    def _forget(self, thing: Thing) -> None:
+        self._guards.pop(thing, None)
+        self._matches.clear()
+        if (stack := self._listening.pop(thing, None)) is not None:
+            stack.close()
+
+    def _find(self, namespace: str, resource: str, event_type: str, target: str) -> Match | None:
+        guards = sorted(
+            (guard for guard in self._guards.values() if guard.thing.namespace == namespace),
+            key=lambda guard: (guard.policy.auto is None, guard.thing.name),
+        )
+        for guard in guards:
+            auto = guard.policy.auto
+            if auto is not None:
+                named = self._named(guard, resource, target)
+                if named and fnmatchcase(named, auto.resource) and auto.event_type in ("", event_type):
+                    return self._automatic(guard, named, event_type)
+            elif (resource and resource == guard.thing.name) or (not resource and guard.paths.match(target)):
+                return Match(guard.thing, guard)
+        return None
+
+    @staticmethod
+    def _named(guard: Guard, resource: str, target: str) -> str:
+        """Name the resource: as the caller did, or by putting what the path's star stands for into the pattern."""
+        auto = guard.policy.auto
+        captured = None if resource or auto is None else guard.paths.capture(target)
+        if auto is None or captured is None:
+            return resource
+        return auto.resource.replace("*", _NOT_A_NAME.sub("-", captured), 1)
+
+    def _automatic(self, guard: Guard, resource: str, event_type: str) -> Match:
+        auto = guard.policy.auto
+        if auto is not None and "*" not in auto.resource:
+            return Match(guard.thing, guard, resource)
+        name = f"{resource}:{event_type}" if event_type else resource
+        return Match(self._store.thing("queue", guard.thing.namespace, name[:128]), guard, name[:128])
+
+
+def _renewed(match: Match | None, guard: Guard) -> Match | None:
+    if match is None or match.guard.thing != guard.thing:
+        return match
+    return Match(match.queue, guard, match.resource)

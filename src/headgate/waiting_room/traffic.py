@@ -1,0 +1,135 @@
+"""Traffic: each gate counts what it is asked for in memory and tells the store several times a second.
+
+The store adds the counts of all gates over a sliding window and switches a queue on when its threshold is crossed; workers switch it
+off again when it has been quiet for the cooldown and its line has run empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Final, cast
+
+import structlog
+
+from headgate.kit.problems import HeadgateError, OutcomeUnknown, VersionConflict
+from headgate.store import Arg, Store, Thing, script
+from headgate.waiting_room.gate_rules import GateRules, Guard
+from headgate.waiting_room.policy import MANY_SEATS, Policy, PolicyChange, Seats
+from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.queues import Queues
+
+TRAFFIC = script("headgate.waiting_room", "traffic")
+COOL = script("headgate.waiting_room", "cool")
+SWITCH_OFF = script("headgate.waiting_room", "switch_off")
+
+FLUSH_SECONDS: Final = 0.25
+MOST_COUNTED: Final = 10_000
+MOST_COOLED: Final = 200
+WHO: Final = "gate"
+
+log = structlog.get_logger()
+
+
+class Traffic:
+    """The requests that this process has seen and not told yet."""
+
+    def __init__(self, store: Store, queues: Queues, rules: GateRules) -> None:
+        self._store = store
+        self._queues = queues
+        self._rules = rules
+        self._counts: dict[Thing, Counter[str]] = {}
+
+    def count(self, guard: Guard, resource: str) -> None:
+        """Note one request."""
+        self._counts.setdefault(guard.thing, Counter())[resource] += 1
+
+    async def keep(self) -> None:
+        """Tell the store, again and again; what cannot be told is dropped, since old traffic says nothing of now."""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Tell the store what was counted since the last time."""
+        counts, self._counts = self._counts, {}
+        for thing, requests in counts.items():
+            guard = self._rules.guard(thing)
+            if guard is None or guard.policy.auto is None:
+                continue
+            try:
+                await self._tell(guard, requests)
+            except (QueueUnknown, OutcomeUnknown) as error:
+                log.debug("traffic not counted", queue=thing.name, error=error.detail)
+            except HeadgateError as error:
+                log.warning("traffic not counted", queue=thing.name, error=error.detail)
+
+    async def make(self, guard: Guard, name: str) -> Thing:
+        """Make the queue of a resource from its template, if nobody has yet."""
+        thing = self._store.thing("queue", guard.thing.namespace, name)
+        try:
+            await self._queues.configure(thing, derived_policy(guard.policy), who=WHO, expected=0)
+            log.info("queue switched on", queue=name, template=guard.thing.name)
+        except VersionConflict:
+            pass  # another gate was faster
+        await self._rules.read(thing)
+        return thing
+
+    async def cool(self) -> None:
+        """Switch off what has cooled down and run empty; the worker's part."""
+        await self._rules.refresh()
+        for guard in self._rules.templates():
+            auto = guard.policy.auto
+            if auto is None:
+                continue
+            window_ms, cooldown_ms = int(auto.window_seconds * 1000), int(auto.cooldown_seconds * 1000)
+            try:
+                reply = await self._store.run(COOL, guard.thing, auto.threshold, window_ms, cooldown_ms, MOST_COOLED)
+                for resource in cast("list[bytes]", reply)[1:]:
+                    await self._switch_off(guard, resource.decode(), cooldown_ms)
+            except QueueUnknown:
+                continue
+
+    async def _tell(self, guard: Guard, requests: Counter[str]) -> None:
+        auto = guard.policy.auto
+        if auto is None:
+            return
+        arguments: list[Arg] = [auto.threshold, int(auto.window_seconds * 1000), auto.max_queues, MOST_COUNTED]
+        for resource, number in requests.items():
+            arguments += (resource, number)
+        replies = cast("list[int | Exception]", await self._store.run(TRAFFIC, guard.thing, *arguments))
+        switched = [name for name, on in zip(requests, replies, strict=True) if on == 1 and name not in guard.on]
+        if switched:
+            await self._rules.read(guard.thing)
+            if "*" in auto.resource:
+                for name in switched:
+                    await self.make(guard, name)
+
+    async def _switch_off(self, guard: Guard, resource: str, cooldown_ms: int) -> None:
+        derived = guard.policy.auto is not None and "*" in guard.policy.auto.resource
+        queue = self._store.thing("queue", guard.thing.namespace, resource) if derived else guard.thing
+        try:
+            view = await self._queues.view(queue)
+        except QueueUnknown:
+            view = None
+        if view is not None and (view.waiting or view.holds):
+            return
+        if await self._store.run(SWITCH_OFF, guard.thing, resource, cooldown_ms) != 1:
+            return
+        log.info("queue switched off", queue=resource, template=guard.thing.name)
+        if derived and view is not None:
+            # Whoever slipped in after the look passes at their next check, since their queue is gone.
+            await self._queues.operate(queue, "delete", who=WHO)
+        await self._rules.read(guard.thing)
+
+
+def derived_policy(template: Policy) -> PolicyChange:
+    """Give the policy of a queue made from a template: admitted by rate, since those inside were never counted."""
+    auto = template.auto
+    values = {name: getattr(template, name) for name in Policy.__struct_fields__}
+    values.update(auto=None, paths=[], queue_all=False)
+    if template.seats is Seats.SERVERS and template.capacity is None:
+        values.update(seats=Seats.FIXED, capacity=MANY_SEATS)
+    if template.rate_per_second is None and auto is not None:
+        values["rate_per_second"] = max(0.1, auto.threshold / auto.window_seconds)
+    return PolicyChange(**values)
