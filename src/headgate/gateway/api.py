@@ -62,7 +62,7 @@ class TokenFacts(Wire):
     name: str
     role: Role
     namespace: str | None
-    created_at: datetime
+    created_at: Annotated[datetime, msgspec.Meta(tz=True)]
     created_by: str
 
 

@@ -11,7 +11,7 @@ import msgspec
 import headgate
 from headgate.gateway.answering import PROBLEM
 from headgate.gateway.reading import BodyTimeout, MediaUnsupported
-from headgate.kit.http import JSON, Access, Operation
+from headgate.kit.http import JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
 from headgate.kit.problems import (
     BY_CODE,
@@ -85,12 +85,12 @@ def document(operations: Sequence[Operation]) -> bytes:
 
 
 def problems() -> list[dict[str, object]]:
-    """Give every problem that can come over HTTP, by code."""
+    """Give every problem that can come over HTTP, by code; the other errors are those of a command or a script."""
     return [
         {"code": code, "status": kind.status, "title": kind.title, "detail": kind().detail}
         for code, kind in sorted(BY_CODE.items())
-        if kind.status != HeadgateError.status
-    ] + [{"code": "internal", "status": 500, "title": "Internal error", "detail": BY_CODE["internal"]().detail}]
+        if code == "internal" or kind.status not in (HeadgateError.status, ClientGone.status)
+    ]
 
 
 def _described(operation: Operation, schema_of: dict[type[Any], Schema], components: dict[str, Schema]) -> Schema:
