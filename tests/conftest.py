@@ -5,16 +5,28 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from headgate.store import Store, StoreSettings, open_store
+from headgate.store import Store, StoreSettings, acl, open_store
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import KINDS, Topology
 
+# What tests send themselves to look behind the door; the product must not need it.
+OWN_COMMANDS = acl.called((Path(__file__).parent / "store" / "lua").glob("*.lua")) | {
+    "exists",
+    "hkeys",
+    "hgetall",
+    "lrange",
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--least-rights", action="store_true", help="connect as a user who has only the rights that doctor --acl prints"
+    )
     parser.addoption("--topology", choices=list(KINDS), default="standalone", help="the store that tests run on")
 
 
@@ -62,9 +74,17 @@ def prefix() -> str:
 
 
 @pytest.fixture
-async def store(anyio_backend: str, server: Topology, prefix: str) -> AsyncIterator[Store]:
+def store_url(request: pytest.FixtureRequest, server: Topology, prefix: str) -> str:
+    """Where the shared store is, for whoever the tests are run as."""
+    if not request.config.getoption("--least-rights"):
+        return server.url
+    return server.add_user(prefix, f"{acl.rules('worker', prefix)} {' '.join(f'+{name}' for name in OWN_COMMANDS)}")
+
+
+@pytest.fixture
+async def store(anyio_backend: str, store_url: str, prefix: str) -> AsyncIterator[Store]:
     """A connected store with a fresh prefix."""
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as connected:
+    async with open_store(StoreSettings(url=store_url, prefix=prefix)) as connected:
         yield connected
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
-from tests.topology.node import Node
+from tests.topology.node import Node, login
 
 
 class Topology(ABC):
@@ -32,6 +32,14 @@ class Topology(ABC):
     @abstractmethod
     async def fail_over(self, key: str = "") -> None:
         """Crash the primary of a key and wait until another server, or the same one restarted, serves it."""
+
+    def add_user(self, name: str, rules: str) -> str:
+        """Make an ACL user on every server; give the URL by which that user comes."""
+        for node in self.nodes:
+            if not node.sentinel:
+                node.command("ACL", "SETUSER", name, "reset", "on", ">password", *rules.split())
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{login('password', name)}{rest.rpartition('@')[2]}"
 
     def start(self) -> None:
         """Start everything and block until it is whole: all answer, replicas are synced, sentinels agree."""

@@ -51,7 +51,7 @@ class Node:
         self.directory = reaper().directory(name)
         self.options: dict[str, str | int] = dict(options or {})
         self._program = program or valkey_program()
-        self._sentinel = sentinel
+        self.sentinel = sentinel
         self._config = list(config)
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,7 +120,7 @@ class Node:
         if not config.exists():  # afterwards it belongs to the server: Sentinel rewrites it
             config.write_text("\n".join(self._config_lines()) + "\n")
         command = [self._program, str(config)]
-        if self._sentinel:
+        if self.sentinel:
             command.append("--sentinel")
         with (self.directory / "log").open("ab") as output:
             self._process = reaper().spawn(command, output, self._environment)
@@ -169,11 +169,11 @@ class Node:
             "daemonize": "no",
             "logfile": '""',
         }
-        if not self._sentinel:
+        if not self.sentinel:
             options |= PERSISTENT | {"repl-diskless-sync-delay": 0}
         if self.password:
             options["requirepass"] = self.password
-            if not self._sentinel:
+            if not self.sentinel:
                 options["masterauth" if "redis" in Path(self._program).name else "primaryauth"] = self.password
         return [f"{key} {value}" for key, value in (options | self.options).items()] + self._config
 

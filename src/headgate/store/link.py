@@ -97,8 +97,10 @@ class Link(asyncio.Protocol):
         self._tick: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, endpoint: Endpoint, address: Address, clock: NodeClock, *, sentinel: bool = False) -> Link:
-        """Connect and sign in; raises LinkLost or ServerError."""
+    async def open(
+        cls, endpoint: Endpoint, address: Address, clock: NodeClock, *, sentinel: bool = False, bare: bool = False
+    ) -> Link:
+        """Connect and sign in, `bare` without looking whether it is a primary; raises LinkLost or ServerError."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -110,7 +112,7 @@ class Link(asyncio.Protocol):
                     server_hostname=endpoint.host if address.tls else None,
                 )
                 try:
-                    await link._sign_in(address, sentinel=sentinel)
+                    await link._sign_in(address, sentinel=sentinel, bare=bare)
                 except BaseException:
                     link.close()
                     raise
@@ -222,13 +224,13 @@ class Link(asyncio.Protocol):
 
     # What a node says of itself
 
-    async def _sign_in(self, address: Address, *, sentinel: bool) -> None:
+    async def _sign_in(self, address: Address, *, sentinel: bool, bare: bool) -> None:
         limit = self._loop.time() + CONNECT_SECONDS
         password = address.sentinel_password if sentinel else address.password
         if password is not None:
             who = (address.user,) if address.user and not sentinel else ()
             await self.send(("AUTH", *who, password), limit)
-        if sentinel:
+        if sentinel or bare:
             return
         if address.database:
             await self.send(("SELECT", address.database), limit)

@@ -184,6 +184,7 @@ class ClusterRoute(Route):
         self._owners: list[Endpoint | None] = [None] * SLOTS
         self._mapping: asyncio.Task[None] | None = None
         self._map_after = 0.0
+        self._trouble: LinkLost | ServerError | None = None
 
     def owner(self, slot: int) -> Endpoint | None:
         return self._owners[slot]
@@ -199,12 +200,15 @@ class ClusterRoute(Route):
             await self._remap()
         owner = self._owners[slot]
         if owner is None:
-            raise LinkLost(f"no node of the cluster owns slot {slot}", sent=False)
+            raise self._trouble or LinkLost(f"no node of the cluster owns slot {slot}", sent=False)
         return await self.node(owner)
 
     async def primaries(self) -> list[Link]:
         await self._remap()
-        return [await self.node(owner) for owner in {owner for owner in self._owners if owner is not None}]
+        owners = {owner for owner in self._owners if owner is not None}
+        if not owners:
+            raise self._trouble or LinkLost("no node of the cluster owns any slot", sent=False)
+        return [await self.node(owner) for owner in owners]
 
     def moved(self, slot: int, endpoint: Endpoint) -> None:
         self._owners[slot] = endpoint
@@ -227,13 +231,26 @@ class ClusterRoute(Route):
         await asyncio.sleep(self._map_after - self._loop.time())
         for endpoint in self._known():
             try:
-                link = await self.node(endpoint)
-                reply = await link.send(("CLUSTER", "SLOTS"), self._loop.time() + CONNECT_SECONDS)
-            except (LinkLost, ServerError):
+                reply = await self._ask_map(endpoint)
+            except (LinkLost, ServerError) as error:
+                self._trouble = error
                 continue
             if self._read_map(reply, endpoint.host):
+                self._trouble = None
                 break
         self._map_after = self._loop.time() + MAP_SECONDS
+
+    async def _ask_map(self, endpoint: Endpoint) -> Reply:
+        """Ask one node for the map. Replicas know it too, but keep no link: a new one is for this question alone."""
+        limit = self._loop.time() + CONNECT_SECONDS
+        kept = self._links.get(endpoint)
+        if kept is not None and not kept.closed:
+            return await kept.send(("CLUSTER", "SLOTS"), limit)
+        link = await Link.open(endpoint, self.address, NodeClock(), bare=True)
+        try:
+            return await link.send(("CLUSTER", "SLOTS"), limit)
+        finally:
+            link.close()
 
     def _known(self) -> Iterable[Endpoint]:
         alive = [endpoint for endpoint, link in self._links.items() if not link.closed]

@@ -217,6 +217,7 @@ async def open_store(
 async def _wait_until_up(store: Store, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     limit = loop.time() + seconds
+    trouble: StoreUnavailable | None = None
     while True:
         try:
             return await store.ping(min(limit, loop.time() + 1))
@@ -224,8 +225,10 @@ async def _wait_until_up(store: Store, seconds: float) -> None:
             cause = error.__cause__
             if isinstance(cause, ServerError) and cause.code not in LATER:
                 raise as_problem(cause) from cause
-            if loop.time() >= limit - FIRST_PAUSE:
-                raise
+            if trouble is None or not isinstance(cause, TimeoutError):
+                trouble = error  # a reason says more than that the last try was cut short
+        if loop.time() >= limit - LONGEST_PAUSE:
+            raise trouble
         await asyncio.sleep(LONGEST_PAUSE)
 
 
