@@ -24,6 +24,7 @@ app = App(
     help_epilogue="Every command takes `--debug`, which shows the whole of an error.",
 )
 serve = App(name="serve", help="Run one process of Headgate; any number of each may run.")
+lock = App(name="lock", help="Run commands under a lock, across machines; see and break locks.")
 token = App(name="token", help="Make, list and revoke the tokens that callers show.")
 
 # Modules are imported when their command is called: `headgate version` need not load a web server.
@@ -36,6 +37,11 @@ serve.command(
     "headgate.cli.serve:worker", name="worker", help="Run promotion, sweeps, health checks and other due work."
 )
 serve.command("headgate.cli.arena:arena", name="arena", help="Run the reference game server, a chat room.")
+app.command(lock)
+lock.command("headgate.cli.lock:run", name="run", help="Run a command while holding a lock.")
+lock.command("headgate.cli.lock:list_locks", name="list", help="Show the locks that are held or waited for.")
+lock.command("headgate.cli.lock:show", name="show", help="Show one lock and its history.")
+lock.command("headgate.cli.lock:break_lock", name="break", help="Take a lock away from its holder.")
 app.command(token)
 token.command("headgate.cli.token:list_tokens", name="list", help="Show all tokens, without the tokens themselves.")
 token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")

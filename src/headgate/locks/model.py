@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from itertools import count
 from typing import Final
 
 import msgspec
@@ -131,12 +130,11 @@ def checked_holder(holder: str) -> str:
 
 
 class Names:
-    """Names of holders: each is new, says nothing, and cannot be guessed."""
+    """Names: one for this process, and one for each holder, which proves the holding and so cannot be guessed."""
 
     def __init__(self) -> None:
-        self.owner = secrets.token_urlsafe(12)
-        self._numbers = count(1)
+        self.owner = secrets.token_urlsafe(9)
 
     def next(self) -> str:
         """Make the name of one more holder."""
-        return f"{self.owner}-{next(self._numbers):x}"
+        return secrets.token_urlsafe(18)

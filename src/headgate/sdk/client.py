@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
+from headgate.locks import Election, FencedValue, Lock, Locks
 from headgate.sdk.http import Http
+from headgate.sdk.locks import HttpLocks, locks_of
 from headgate.sdk.queue import Queue, queue_of
 from headgate.sdk.registry import Registry, registry_of
 from headgate.store import Store, StoreSettings, open_store
@@ -67,6 +69,32 @@ class Headgate:
         )
         self._stack.push_async_callback(part.stop)
         return part
+
+    @cached_property
+    def locks(self) -> Locks | HttpLocks:
+        """The locks, with what operators need: list, show, break."""
+        part = locks_of(self.backend, self.namespace)
+        self._stack.push_async_callback(part.close)
+        return part
+
+    def lock(
+        self, name: str, ttl: float = 10.0, wait: float | None = None, *, delay: float = 0.0, label: str = "",
+        renew: bool = True,
+    ) -> Lock:  # fmt: skip
+        """Describe a lock: `async with hg.lock("nightly") as held:`, or use it as a decorator."""
+        return self.locks.lock(name, ttl, wait, delay=delay, label=label, renew=renew)
+
+    def election(self, name: str, ttl: float = 10.0, *, candidate: str = "", delay: float = 0.0) -> Election:
+        """Name an election: `async with hg.election("boss").campaign() as term:`."""
+        return Election(self.locks, name, ttl, candidate=candidate, delay=delay)
+
+    async def fenced_set(self, key: str, value: str, fence: int) -> None:
+        """Write a value under a lock's fence; raises FenceOutdated if a newer holder has written."""
+        await self.locks.fenced_set(key, value, fence)
+
+    async def fenced_get(self, key: str) -> FencedValue | None:
+        """Read a value with the fence it was written under."""
+        return await self.locks.fenced_get(key)
 
     async def __aenter__(self) -> Headgate:
         async with AsyncExitStack() as stack:

@@ -11,7 +11,9 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from types import TracebackType
 from typing import Any, TypeVar
 
+from headgate.locks import Election, Lock
 from headgate.sdk.client import Headgate
+from headgate.sdk.sync_locks import SyncElection, SyncLock
 
 T = TypeVar("T")
 
@@ -45,6 +47,28 @@ class HeadgateSync:
             self._run(self._client.__aexit__(kind, error, trace))
         finally:
             self._end()
+
+    def lock(self, name: str, ttl: float = 10.0, wait: float | None = None, **options: Any) -> SyncLock:
+        """Describe a lock: `with hg.lock("nightly") as held:`; a thread may not take it twice."""
+
+        async def describe() -> Lock:
+            return self._opened.lock(name, ttl, wait, **options)
+
+        return SyncLock(self._run, self._run(describe()))
+
+    def election(self, name: str, ttl: float = 10.0, **options: Any) -> SyncElection:
+        """Name an election."""
+
+        async def describe() -> Election:
+            return self._opened.election(name, ttl, **options)
+
+        return SyncElection(self._run, self._run(describe()))
+
+    @property
+    def _opened(self) -> Headgate:
+        if self._client is None:
+            raise RuntimeError("use this client inside 'with'")
+        return self._client
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or self._client is None:

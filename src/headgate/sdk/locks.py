@@ -1,0 +1,177 @@
+"""`hg.lock` through a gateway; beside the store, `headgate.locks.Locks` itself is used. Both are one `LockSource`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.kit.ids import thing_name
+from headgate.kit.problems import InvalidRequest, NotFound, StoreUnavailable
+from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder
+from headgate.locks.api import (
+    LONGEST_WAIT,
+    Acquired,
+    AcquireRequest,
+    BreakRequest,
+    Broken,
+    FencedRequest,
+    HolderRequest,
+    LockHistory,
+    LockList,
+)
+from headgate.locks.model import Grant, Want
+from headgate.sdk.http import Http
+from headgate.store import Store
+
+PATIENCE_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 0.5
+FRESH_SHARE: Final = 0.25
+SHORTEST_TTL: Final = 1.0
+
+
+class HttpLocks(LockSource):
+    """Locks by way of a gateway."""
+
+    def __init__(self, http: Http, namespace: str = "default") -> None:
+        super().__init__(namespace)
+        self._http = http
+
+    async def grant(self, want: Want, holder: str) -> Grant:
+        """Take a lock; the gateway stands in line for us, for at most five minutes at a time."""
+        if want.ttl < SHORTEST_TTL:
+            raise InvalidRequest(f"ttl must be at least {SHORTEST_TTL:g} s through a gateway.", field="ttl")
+        loop = asyncio.get_running_loop()
+        limit = None if want.wait is None else loop.time() + want.wait
+        try:
+            while True:
+                left = LONGEST_WAIT if limit is None else min(LONGEST_WAIT, max(0.0, limit - loop.time()))
+                sent = loop.time()
+                try:
+                    acquired = await self._acquire(want, holder, left)
+                except LockHeld:
+                    if limit is not None and loop.time() >= limit:
+                        raise
+                    continue
+                grant = Grant(want, holder, acquired.fence, sent)
+                if loop.time() - sent < want.ttl * FRESH_SHARE:
+                    return grant
+                # We waited: when the lease began only the gateway knows. A renewal makes its begin known here.
+                sent = loop.time()
+                await self.renew(grant, sent + PATIENCE_SECONDS)
+                return Grant(want, holder, acquired.fence, sent)
+        except LockHeld:
+            raise
+        except BaseException:
+            self.leave_soon(want, holder)
+            raise
+
+    async def _acquire(self, want: Want, holder: str, wait: float) -> Acquired:
+        body = AcquireRequest(
+            ttl_seconds=want.ttl, wait_seconds=wait, holder=holder, delay_seconds=want.delay, label=want.label
+        )
+        return await self._http.request(
+            "POST",
+            f"{_path(want.name)}/acquire",
+            query={"namespace": want.namespace},
+            body=body,
+            answer=Acquired,
+            timeout_seconds=wait + PATIENCE_SECONDS,
+        )
+
+    async def renew(self, grant: Grant, deadline: float) -> None:
+        """Make the lease last one TTL more."""
+        left = max(0.05, deadline - asyncio.get_running_loop().time())
+        await self._http.request(
+            "POST",
+            f"{_path(grant.want.name)}/renew",
+            query={"namespace": grant.want.namespace},
+            body=HolderRequest(grant.holder),
+            answer=Acquired,
+            timeout_seconds=left,
+        )
+
+    async def release(self, grant: Grant) -> None:
+        """Give a lock back."""
+        await self._release(grant.want, grant.holder)
+
+    async def give_up(self, want: Want, holder: str) -> None:
+        """Give back whatever a holder has; a place in line is left by hanging up."""
+        with suppress(NotHolder):
+            await self._release(want, holder)
+
+    async def _release(self, want: Want, holder: str) -> None:
+        await self._http.request(
+            "POST",
+            f"{_path(want.name)}/release",
+            query={"namespace": want.namespace},
+            body=HolderRequest(holder),
+            answer=type(None),
+        )
+
+    async def show(self, name: str, namespace: str | None = None) -> LockState:
+        """Tell how a lock stands."""
+        return await self._http.request("GET", _path(name), query=self._query(namespace), answer=LockState)
+
+    async def list(self, namespace: str | None = None) -> Sequence[LockState]:
+        """Give the locks that are held or waited for, by name."""
+        found = await self._http.request("GET", "/lock/v1", query=self._query(namespace), answer=LockList)
+        return found.locks
+
+    async def history(self, name: str, namespace: str | None = None) -> Sequence[LockEvent]:
+        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        path = f"{_path(name)}/history"
+        return (await self._http.request("GET", path, query=self._query(namespace), answer=LockHistory)).events
+
+    async def break_lock(
+        self, name: str, namespace: str | None = None, *, by: str = "", reason: str = "", fence: int | None = None
+    ) -> int:
+        """Take a lock away from its holder; the gateway notes the token's name."""
+        path = f"{_path(name)}/break"
+        body = BreakRequest(reason, fence)
+        return (await self._http.request("POST", path, query=self._query(namespace), body=body, answer=Broken)).fence
+
+    async def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
+        """Give a lock's state now and after each change of hands, also when the stream breaks meanwhile."""
+        last: tuple[bool, int] | None = None
+        while True:
+            try:
+                async with self._http.events(f"{_path(name)}/watch", query=self._query(namespace)) as events:
+                    async for event in events:
+                        state = msgspec.json.decode(event.data, type=LockState)
+                        if last != (state.held, state.fence):
+                            last = (state.held, state.fence)
+                            yield state
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def fenced_set(self, key: str, value: str, fence: int, namespace: str | None = None) -> None:
+        """Write a value under a fence; raises FenceOutdated if a newer holder has written."""
+        path = f"/fenced/v1/{quote(thing_name(key, 'key'), safe='')}"
+        body = FencedRequest(value, fence)
+        await self._http.request("PUT", path, query=self._query(namespace), body=body, answer=type(None))
+
+    async def fenced_get(self, key: str, namespace: str | None = None) -> FencedValue | None:
+        """Read a value with the fence it was written under."""
+        path = f"/fenced/v1/{quote(thing_name(key, 'key'), safe='')}"
+        try:
+            return await self._http.request("GET", path, query=self._query(namespace), answer=FencedValue)
+        except NotFound:
+            return None
+
+    def _query(self, namespace: str | None) -> dict[str, str]:
+        return {"namespace": namespace or self.namespace}
+
+
+def locks_of(backend: Http | Store, namespace: str) -> Locks | HttpLocks:
+    """Give the locks of a client, by its mode."""
+    return HttpLocks(backend, namespace) if isinstance(backend, Http) else Locks(backend, namespace=namespace)
+
+
+def _path(name: str) -> str:
+    return f"/lock/v1/{quote(thing_name(name, 'name'), safe='')}"
