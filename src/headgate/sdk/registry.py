@@ -180,10 +180,10 @@ class Registry:
 
     @asynccontextmanager
     async def registered(
-        self, record: Record | None = None, **fields: Unpack[RecordFields]
+        self, record: Record | None = None, *, collect_system: bool = False, **fields: Unpack[RecordFields]
     ) -> AsyncIterator[Registered]:
         """Be registered, with heartbeats, for as long as the block lasts."""
-        made = await self.register(record, **fields)
+        made = await self.register(record, collect_system=collect_system, **fields)
         self.start_auto_heartbeat(made.instance_id)
         try:
             yield made
