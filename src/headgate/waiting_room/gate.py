@@ -16,7 +16,7 @@ import msgspec
 from headgate.kit.ids import new_uuid
 from headgate.kit.metrics import counter
 from headgate.kit.problems import StoreUnavailable
-from headgate.store import Store, Thing
+from headgate.store import Store, Thing, script
 from headgate.waiting_room.gate_rules import GateRules, Match
 from headgate.waiting_room.model import State, Status
 from headgate.waiting_room.passes import VISITOR_SECONDS, Pass, PassKeys, Visitor
@@ -27,7 +27,10 @@ from headgate.waiting_room.queues import label
 from headgate.waiting_room.room import WaitingRoom
 from headgate.waiting_room.traffic import Traffic
 
-STEP_SECONDS: Final = 0.1
+REVOKE = script("headgate.waiting_room", "revoke")
+
+FULL_SECONDS: Final = 0.1
+STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
 NICKNAME: Final = "visitor"
 
@@ -78,11 +81,12 @@ class Gate:
     """Answers for all queues of a store."""
 
     def __init__(self, store: Store, room: WaitingRoom) -> None:
+        self._store = store
         self._room = room
         self.rules = GateRules(store, room.queues)
         self.traffic = Traffic(store, room.queues, self.rules)
         self._keys: PassKeys | None = None
-        self._stepped: dict[Thing, float] = {}
+        self._full: dict[Thing, float] = {}
         # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
         self._inside: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
 
@@ -97,6 +101,11 @@ class Gate:
         verdict = await self._decide(question)
         VERDICTS.labels("pass" if verdict.passes else "wait", verdict.reason).inc()
         return verdict
+
+    async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
+        """End somebody's pass on every gate; they may stand in line again."""
+        await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who))
+        self._inside.pop((thing, user_id), None)
 
     async def visitor(self, cookie: str) -> Visitor | None:
         """Read a visitor's cookie; None if it is not good."""
@@ -174,8 +183,7 @@ class Gate:
         if match.derived and self.rules.guard(match.queue) is None:
             await self.traffic.make(match.guard, name)
         status: Status = await self._room.entry(namespace, name, NICKNAME, user_id=who, trusted=True)
-        if status.status is State.WAITING and self._may_step(match.queue):
-            await self._room.promotion.step(match.queue)
+        if status.status is State.WAITING and await self._called(match.queue):
             status = await self._room.status(namespace, name, who, trusted=True)
         if status.status is State.PROMOTED and isinstance(status.ticket_id, str):
             try:
@@ -202,12 +210,14 @@ class Gate:
             return Verdict(True, reason, match.queue.name)
         return Verdict(True, reason, match.queue.name, visitor=(visitor or self.newcomer()).with_pass(new))
 
-    def _may_step(self, queue: Thing) -> bool:
-        """Tell whether to look for a free seat now: not for each of a thousand who come at the same moment."""
+    async def _called(self, queue: Thing) -> bool:
+        """Call whoever is in front and has a seat; a queue that had none a moment ago is not asked for each newcomer."""
         now = monotonic()
-        if now - self._stepped.get(queue, 0.0) < STEP_SECONDS:
+        if now - self._full.get(queue, 0.0) < FULL_SECONDS:
             return False
-        if len(self._stepped) > MOST_INSIDE:
-            self._stepped.clear()
-        self._stepped[queue] = now
-        return True
+        _, _, called = await self._room.promotion.step(queue, STEP_PEOPLE)
+        if not called:
+            if len(self._full) > MOST_INSIDE:
+                self._full.clear()
+            self._full[queue] = now
+        return called > 0

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from headgate.kit.http import Wire
 from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
+from headgate.waiting_room.paths import check_glob, read_networks
 
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
@@ -97,6 +98,9 @@ class Policy(Wire, kw_only=True):
         """Check what the types cannot say; raises InvalidRequest."""
         if self.message:
             display_text(self.message, "message", 500)
+        for glob in (*self.paths, *self.bypass.paths):
+            check_glob(glob)
+        read_networks(self.bypass.addresses)
         if self.opens_at is not None and self.opens_at.tzinfo is None:
             raise InvalidRequest("opensAt needs a time zone, such as 2026-01-01T09:00:00Z.", field="opensAt")
         if self.seats is Seats.FIXED and self.capacity is None:

@@ -35,9 +35,9 @@ class Promotion:
         self._queues = queues
         self._settings = settings
 
-    async def step(self, thing: Thing) -> tuple[bool, int | None, int]:
+    async def step(self, thing: Thing, most: int | None = None) -> tuple[bool, int | None, int]:
         """Take one step of a queue: whether more is to do now, in how many ms it is due again, how many were called."""
-        most = self._settings.step_people
+        most = most or self._settings.step_people
         tickets = [new_uuid() for _ in range(most)]
         reply = cast(
             "list[int | bytes]",

@@ -120,6 +120,7 @@ class Traffic:
         if derived and view is not None:
             # Whoever slipped in after the look passes at their next check, since their queue is gone.
             await self._queues.operate(queue, "delete", who=WHO)
+            await self._rules.read(queue)
         await self._rules.read(guard.thing)
 
 

@@ -1,0 +1,202 @@
+"""The gate's decisions on a real store: who passes, who waits, and when a queue switches itself on and off."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headgate.kit.problems import InvalidRequest
+from headgate.store import Store
+from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.gate import Gate, Question, Reason, Verdict
+from headgate.waiting_room.passes import Visitor
+from headgate.waiting_room.policy import Auto, Bypass, PolicyChange
+
+NS = "default"
+
+
+@pytest.fixture
+async def gate(store: Store) -> AsyncIterator[Gate]:
+    room = WaitingRoom(store)
+    made = Gate(store, room)
+    yield made
+    made.rules.close()
+    room.queues.close()
+
+
+async def configure(gate: Gate, name: str, **policy: object) -> None:
+    room = gate._room
+    await room.queues.configure(room.queues.thing(NS, name), PolicyChange(**policy), who="test")  # type: ignore[arg-type]
+    await gate.rules.refresh()
+
+
+async def ask(gate: Gate, resource: str = "", visitor: Visitor | None = None, **more: object) -> Verdict:
+    cookie = (await gate.keys()).seal(visitor) if visitor else ""
+    return await gate.ask(Question(NS, resource=resource, cookie=cookie, **more))  # type: ignore[arg-type]
+
+
+async def enter(gate: Gate, resource: str) -> Visitor:
+    verdict = await ask(gate, resource)
+    assert verdict.passes
+    assert verdict.visitor is not None
+    return verdict.visitor
+
+
+async def test_what_nobody_guards_passes(gate: Gate) -> None:
+    assert (await ask(gate, "anything")).reason is Reason.UNGUARDED
+
+
+async def test_a_free_seat_lets_the_first_in_and_the_next_one_waits(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=1)
+    inside = await enter(gate, "sale")
+    verdict = await ask(gate, "sale")
+    assert not verdict.passes
+    assert verdict.status is not None
+    assert verdict.status.rank == 1
+    assert (await ask(gate, "sale", inside)).reason is Reason.INSIDE
+
+
+async def test_someone_inside_costs_no_store_call(gate: Gate, store: Store) -> None:
+    await configure(gate, "sale", capacity=1)
+    inside = await enter(gate, "sale")
+    before = await scripts_run(store)
+    for _ in range(20):
+        assert (await ask(gate, "sale", inside)).reason is Reason.INSIDE
+    assert await scripts_run(store) == before
+
+
+async def test_a_newcomer_does_not_overtake_the_line_when_a_seat_frees(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=1)
+    inside = await enter(gate, "sale")
+    first = (await ask(gate, "sale")).visitor
+    assert first is not None
+    await gate._room.end(NS, "sale", inside.id)
+    gate._full.clear()
+    newcomer = await ask(gate, "sale")
+    assert not newcomer.passes
+    gate._full.clear()
+    assert (await ask(gate, "sale", first)).reason is Reason.ADMITTED
+
+
+async def test_a_pass_in_its_last_third_is_renewed_with_its_session(gate: Gate, store: Store) -> None:
+    await configure(gate, "sale", capacity=1, session_ttl_seconds=300)
+    inside = await enter(gate, "sale")
+    store.advance_clock(250_000)
+    await gate.rules.read(gate._room.queues.thing(NS, "sale"))
+    verdict = await ask(gate, "sale", inside)
+    assert verdict.reason is Reason.INSIDE
+    assert verdict.visitor is not None
+    assert verdict.visitor.passes[0].expires > inside.passes[0].expires
+
+
+async def test_passes_of_another_generation_or_revoked_are_refused(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=5)
+    inside, other = await enter(gate, "sale"), await enter(gate, "sale")
+    thing = gate._room.queues.thing(NS, "sale")
+    await gate.revoke(thing, inside.id, who="test")
+    await gate.rules.read(thing)
+    assert (await ask(gate, "sale", inside)).reason is Reason.ADMITTED
+    assert (await ask(gate, "sale", other)).reason is Reason.INSIDE
+    await gate._room.queues.operate(thing, "reset", who="test")
+    await gate.rules.read(thing)
+    assert (await ask(gate, "sale", other)).reason is not Reason.INSIDE
+
+
+async def test_a_pass_for_one_queue_is_none_for_another(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=5)
+    await configure(gate, "drop", capacity=0)
+    inside = await enter(gate, "sale")
+    assert not (await ask(gate, "drop", inside)).passes
+
+
+async def test_crossing_the_threshold_makes_a_queue_and_cooling_down_removes_it(gate: Gate, store: Store) -> None:
+    auto = Auto(resource="product-*", threshold=10, window_seconds=5, cooldown_seconds=30)
+    await configure(gate, "products", auto=auto, rate_per_second=0.0)
+    for _ in range(9):
+        assert (await ask(gate, "product-7")).reason is Reason.OFF
+    await gate.traffic.flush()
+    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    await gate.traffic.flush()
+    verdict = await ask(gate, "product-7")
+    assert verdict.reason is Reason.WAITING
+    assert verdict.queue == "product-7"
+    assert (await ask(gate, "product-8")).reason is Reason.OFF
+
+    # Quiet, but somebody is in line: it stays on. Then the line is empty, and it goes off.
+    store.advance_clock(60_000)
+    await gate.traffic.cool()
+    assert (await ask(gate, "product-7", verdict.visitor)).reason is Reason.WAITING
+    assert verdict.visitor is not None
+    await gate._room.leave(NS, "product-7", verdict.visitor.id, trusted=True)
+    store.advance_clock(120_000)
+    await gate.traffic.cool()
+    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    assert gate.rules.guard(store.thing("queue", NS, "product-7")) is None
+
+
+async def test_at_most_so_many_queues_are_made_from_a_template(gate: Gate) -> None:
+    await configure(gate, "products", auto=Auto(resource="product-*", threshold=1, max_queues=2), rate_per_second=0.0)
+    for number in range(5):
+        await ask(gate, f"product-{number}")
+    await gate.traffic.flush()
+    waiting = [number for number in range(5) if not (await ask(gate, f"product-{number}")).passes]
+    assert len(waiting) == 2
+
+
+async def test_paths_choose_the_queue_and_what_the_star_stands_for(gate: Gate) -> None:
+    auto = Auto(resource="product-*", threshold=1)
+    await configure(gate, "products", auto=auto, paths=["/product/*"], rate_per_second=0.0)
+    assert (await ask(gate, target="/product/42?size=9")).reason is Reason.OFF
+    await gate.traffic.flush()
+    assert (await ask(gate, target="/PRODUCT//42")).queue == "product-42"
+    assert (await ask(gate, target="/about")).reason is Reason.UNGUARDED
+
+
+async def test_bypasses(gate: Gate) -> None:
+    bypass = Bypass(paths=["/sale/rules"], addresses=["10.0.0.0/8"], header="X-Pass")
+    await configure(gate, "sale", capacity=0, paths=["/sale/**"], bypass=bypass)
+    assert not (await ask(gate, target="/sale/shoes")).passes
+    assert (await ask(gate, target="/sale/rules")).reason is Reason.BYPASS
+    assert not (await ask(gate, target="/sale/rules/../shoes")).passes
+    assert (await ask(gate, target="/sale/shoes", client="10.2.3.4")).reason is Reason.BYPASS
+    thing = gate._room.queues.thing(NS, "sale")
+    value = (await gate.keys()).seal_bypass(thing.tag, int(gate.rules.now()) + 60)
+    assert (await ask(gate, target="/sale/shoes", headers={b"x-pass": value.encode()})).reason is Reason.BYPASS
+    other = (await gate.keys()).seal_bypass("default/other", int(gate.rules.now()) + 60)
+    assert not (await ask(gate, target="/sale/shoes", headers={b"x-pass": other.encode()})).passes
+    late = (await gate.keys()).seal_bypass(thing.tag, int(gate.rules.now()) - 1)
+    assert not (await ask(gate, target="/sale/shoes", headers={b"x-pass": late.encode()})).passes
+
+
+async def test_an_account_that_the_site_vouches_for_needs_no_cookie(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=1)
+    assert (await ask(gate, "sale", user_id="ryan")).reason is Reason.ADMITTED
+    assert (await ask(gate, "sale", user_id="ryan")).reason is Reason.INSIDE
+    assert not (await ask(gate, "sale", user_id="mary")).passes
+
+
+async def test_deleting_a_queue_lets_its_waiters_pass(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=0)
+    waiting = (await ask(gate, "sale")).visitor
+    await gate._room.queues.operate(gate._room.queues.thing(NS, "sale"), "delete", who="test")
+    assert (await ask(gate, "sale", waiting)).passes
+
+
+async def test_a_policy_that_cannot_work_is_refused(gate: Gate) -> None:
+    with pytest.raises(InvalidRequest):
+        await configure(gate, "sale", paths=["product/*"])
+    with pytest.raises(InvalidRequest):
+        await configure(gate, "sale", bypass=Bypass(addresses=["somewhere"]))
+
+
+async def scripts_run(store: Store) -> int:
+    """Count the script calls that the server has answered, on all primaries."""
+    total = 0
+    for link in await store.route.primaries():
+        reply = await link.send(("INFO", "commandstats"), store.deadline())
+        assert isinstance(reply, bytes)
+        for line in reply.decode().splitlines():
+            if line.startswith("cmdstat_evalsha:calls="):
+                total += int(line.split("=")[1].split(",")[0])
+    return total
