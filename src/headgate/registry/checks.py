@@ -67,13 +67,15 @@ class Checker:
         outcomes = await asyncio.gather(*(self._prober.healthy(trial.instance, trial.check) for trial in trials))
         settings = self._registry.settings
         items: list[Arg] = []
+        soonest = LONGEST_PROBE_MS
         for trial, passed in zip(trials, outcomes, strict=True):
             check = trial.check
             # A little early or late each time: checks that started together drift apart.
-            pause = check.interval_seconds * random.uniform(0.9, 1.1)
+            pause = int(check.interval_seconds * 1000 * random.uniform(0.9, 1.1))
+            soonest = min(soonest, pause)
             items += [
                 trial.instance.instance_id, trial.instance.registration, int(passed), check.rise, check.fall,
-                int((check.remove_after_seconds or 0) * 1000), int(pause * 1000),
+                int((check.remove_after_seconds or 0) * 1000), pause,
             ]  # fmt: skip
         try:
             words = await self._registry.store.run(
@@ -82,6 +84,7 @@ class Checker:
         except HeadgateError as error:
             log.warning("health checks were made for nothing", service=thing.name, error=str(error))
             return
+        await self._registry.checks.put(thing, soonest)
         for trial, word in zip(trials, cast("list[bytes]", words), strict=True):
             if word in (b"healthy", b"unhealthy", b"removed"):
                 self._tell(thing, trial, word.decode())

@@ -1,0 +1,249 @@
+"""Health checks by workers against real servers of each kind, and alerts to a real webhook."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from websockets.asyncio.server import serve as serve_websocket
+
+from headgate.registry.alerts import Alerts, AlertTarget
+from headgate.registry.checks import Checker
+from headgate.registry.health import Prober
+from headgate.registry.instances import Registry
+from headgate.registry.model import Check, CheckKind, Instance, Record
+from headgate.registry.settings import RegistrySettings
+from headgate.registry.sweep import Sweeper
+from headgate.store import Store
+from tests.topology import Authority, eventually, free_port
+
+pytestmark = pytest.mark.anyio
+NS = "default"
+LOCAL = RegistrySettings().probe_networks
+
+
+class Site:
+    """A small HTTP server whose answer a test may change."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.port = 0
+        self.bodies: list[bytes] = []
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:  # a probe that only connects
+            writer.close()
+            return
+        length = next(
+            (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0
+        )
+        self.bodies.append(await reader.readexactly(length))
+        more = b"Location: http://127.0.0.1:1/\r\n" if self.status == 302 else b""
+        writer.write(b"HTTP/1.1 %d X\r\n%bContent-Length: 0\r\nConnection: close\r\n\r\n" % (self.status, more))
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def site(trust: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
+    made = Site()
+    server = await asyncio.start_server(made.answer, "127.0.0.1", 0, ssl=trust)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+def instance(port: int, protocol: str = "", host: str = "127.0.0.1") -> Instance:
+    return Instance("a", "game", "g", private_ip=host, port=port, protocol=protocol)
+
+
+@asynccontextmanager
+async def grpc_health(status: int) -> AsyncIterator[int]:
+    async def check(request: bytes, context: Any) -> bytes:
+        return b"\x08" + bytes([status])
+
+    server = grpc.aio.server()
+    handler = grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    )
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+async def test_http_is_healthy_by_2xx_and_follows_no_redirect() -> None:
+    prober = Prober(LOCAL)
+    async with site() as web:
+        for status, healthy in ((200, True), (204, True), (302, False), (404, False), (500, False)):
+            web.status = status
+            assert await prober.healthy(instance(web.port, "http")) is healthy, status
+    assert not await prober.healthy(instance(free_port(), "http"))
+
+
+async def test_https_certificates_are_verified(tmp_path: Any) -> None:
+    authority = Authority(tmp_path)
+    chain = authority.issue("127.0.0.1", tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(chain.chain, chain.key)
+    async with site(server_side) as web:
+        assert not await Prober(LOCAL).healthy(instance(web.port, "https"))
+        trust = ssl.create_default_context(cafile=str(authority.certificate))
+        assert await Prober(LOCAL, trust=trust).healthy(instance(web.port, "https"))
+
+
+async def test_tcp_and_websocket() -> None:
+    prober = Prober(LOCAL)
+    async with site() as web:
+        assert await prober.healthy(instance(web.port))
+        assert not await prober.healthy(instance(web.port, "ws")), "an open port is no WebSocket"
+
+    async def idle(connection: Any) -> None:
+        await connection.wait_closed()
+
+    async with serve_websocket(idle, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        assert await prober.healthy(instance(port, "websocket"))
+    assert not await prober.healthy(instance(port))
+
+
+async def test_grpc_is_healthy_only_when_serving() -> None:
+    prober = Prober(LOCAL)
+    async with grpc_health(1) as port:
+        assert await prober.healthy(instance(port, "grpc"))
+    async with grpc_health(2) as port:
+        assert await prober.healthy(instance(port)), "the port is open"
+        assert not await prober.healthy(instance(port, "grpc")), "but it says NOT_SERVING"
+    async with site() as web:
+        assert not await prober.healthy(instance(web.port, "grpc")), "an HTTP server is no gRPC server"
+
+
+async def test_probes_stay_in_the_allowed_networks_and_off_the_store() -> None:
+    async with site() as web:
+        assert not await Prober(["10.0.0.0/8"]).healthy(instance(web.port, "http"))
+        assert not await Prober(LOCAL, forbidden=[("127.0.0.1", web.port)]).healthy(instance(web.port, "http"))
+        assert web.bodies == [], "nobody was called"
+        check = Check(kind=CheckKind.HTTP, url=f"http://localhost:{web.port}/health")
+        assert not await Prober(["10.0.0.0/8"]).healthy(instance(1), check)
+        assert await Prober(LOCAL).healthy(instance(1), check)
+
+
+async def test_a_hanging_server_costs_only_its_own_time() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with site() as web:
+        chosen = await Prober(LOCAL).choose([instance(port, "http"), instance(web.port, "http")], 0.5)
+        assert [each.port for each in chosen] == [web.port]
+    server.close()
+
+
+async def steps(checker: Checker, until: Callable[[], Awaitable[bool]]) -> None:
+    async def step() -> bool:
+        await checker.step()
+        return await until()
+
+    await eventually(step, 15, every=0.1)
+
+
+def check_of(port: int, **fields: Any) -> Check:
+    return Check(kind=CheckKind.HTTP, url=f"http://127.0.0.1:{port}/", interval_seconds=0.5, rise=2, fall=2, **fields)
+
+
+async def healthy(registry: Registry) -> list[str]:
+    listing = await registry.discover(NS, "game", "g", healthy=True)
+    return [each.instance_id for each in listing.instances]
+
+
+async def test_enough_failures_turn_it_unhealthy_and_enough_successes_back(store: Store) -> None:
+    registry = Registry(store)
+    checker = Checker(registry, Prober(LOCAL), Alerts())
+    async with site() as web:
+        await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check_of(web.port)))
+        web.status = 500
+
+        async def sick() -> bool:
+            return await healthy(registry) == []
+
+        async def well() -> bool:
+            return await healthy(registry) == ["a"]
+
+        await steps(checker, sick)
+        assert len(web.bodies) >= 2, "one failure is not enough"
+        web.status = 200
+        await steps(checker, well)
+    thing = registry.service(NS, "game", "g")
+    kinds = [change.kind for change in (await registry.feed.read(thing, 0)).changes]
+    assert kinds == ["put", "put", "put"]
+
+
+async def test_workers_divide_the_checks_and_take_over(store: Store) -> None:
+    registry = Registry(store)
+    checkers = [Checker(Registry(store), Prober(LOCAL), Alerts()) for _ in range(3)]
+    async with site() as web:
+        for number in range(10):
+            record = Record(type="game", group="g", instance_id=f"i{number}", check=check_of(web.port))
+            await registry.register(NS, record)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 3
+        while loop.time() < end:
+            await asyncio.gather(*(checker.step() for checker in checkers))
+            await asyncio.sleep(0.1)
+        # 10 instances, twice a second, 3 s: 60, less the staggered start; doubled work would be 180.
+        assert 20 <= len(web.bodies) <= 75
+
+
+async def test_whoever_stays_unhealthy_is_removed_if_asked(store: Store) -> None:
+    registry = Registry(store)
+    checker = Checker(registry, Prober(LOCAL), Alerts())
+    check = check_of(free_port(), remove_after_seconds=1)
+    await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check))
+
+    async def gone() -> bool:
+        return not (await registry.discover(NS, "game", "g")).instances
+
+    await steps(checker, gone)
+    thing = registry.service(NS, "game", "g")
+    assert b'"reason":"unhealthy"' in (await registry.feed.read(thing, 0)).changes[-1].value
+
+
+@pytest.mark.parametrize("format_", ["generic", "slack", "pagerduty"])
+async def test_a_death_reaches_the_webhook_even_if_it_refuses_at_first(store: Store, format_: str) -> None:
+    async with site() as hook:
+        hook.status = 503
+        alerts = Alerts(AlertTarget(f"http://127.0.0.1:{hook.port}/", format_, "routing"))
+        sending = asyncio.ensure_future(alerts.run())
+        registry = Registry(store)
+        await registry.register(NS, Record(type="game", group="g", instance_id="a", ttl_seconds=1))
+        store.advance_clock(1500)
+        await Sweeper(registry, alerts).sweep(registry.service(NS, "game", "g"))
+        await eventually(lambda: len(hook.bodies) == 1)
+        hook.status = 200
+        await eventually(lambda: len(hook.bodies) == 2)
+        body = msgspec.json.decode(hook.bodies[1])
+        match format_:
+            case "slack":
+                assert "stopped beating" in body["text"]
+            case "pagerduty":
+                assert (body["routing_key"], body["event_action"]) == ("routing", "trigger")
+                assert "stopped beating" in body["payload"]["summary"]
+            case _:
+                assert (body["kind"], body["service"], body["resolved"]) == ("death", "game/g", False)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
