@@ -41,6 +41,10 @@ from headgate.registry.health import prober_for
 from headgate.registry.instances import Registry
 from headgate.registry.jobs import jobs as registry_jobs
 from headgate.registry.settings import RegistrySettings
+from headgate.relay.api import operations as relay_operations
+from headgate.relay.relay import Relay
+from headgate.relay.relay import jobs as relay_jobs
+from headgate.relay.settings import RelaySettings
 from headgate.store import Store, StoreSettings, open_store
 
 log = structlog.get_logger()
@@ -62,9 +66,10 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
     prober = prober_for(store, registry.settings)
     alerts = Alerts(target_from(registry.settings))
     locks = Locks(store, configuration[LockSettings])
+    relay = Relay(store, configuration[RelaySettings])
     return Parts(
-        operations=[*registry_operations(registry, prober), *lock_operations(locks)],
-        jobs=[*registry_jobs(registry, prober, alerts), *lock_jobs(locks)],
+        operations=[*registry_operations(registry, prober), *lock_operations(locks), *relay_operations(relay)],
+        jobs=[*registry_jobs(registry, prober, alerts), *lock_jobs(locks), *relay_jobs(relay)],
     )
 
 

@@ -17,6 +17,7 @@ from headgate.kit.settings import FILE_NAME, Configuration, Doc, Flag, Settings,
 from headgate.kit.traces import TraceSettings
 from headgate.locks.settings import LockSettings
 from headgate.registry.settings import RegistrySettings
+from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings
 
 
@@ -42,6 +43,7 @@ KINDS: tuple[type[Settings], ...] = (
     GatewaySettings,
     RegistrySettings,
     LockSettings,
+    RelaySettings,
     ArenaSettings,
     OperationsSettings,
     LogSettings,

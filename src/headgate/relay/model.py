@@ -233,8 +233,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     user: str
     units: int
-    submitted_ms: int
-    deadline_ms: int
+    wait_ms: int
 
 
 class Response(Wire, frozen=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
@@ -17,10 +18,10 @@ from typing import Any, Final, Self, cast
 
 import structlog
 
-from headgate.kit.problems import DeadlineExceeded, HeadgateError, StoreUnavailable
+from headgate.kit.problems import DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.relay import metrics
 from headgate.relay.lines import Lines, Waiter
-from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream
+from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Script, Store, Thing, script
@@ -38,6 +39,7 @@ STORE_PAUSE: Final = 0.25
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
 
 log = structlog.get_logger()
+_PERMIT = re.compile(r"r[0-9a-f]{12}\.[0-9]{1,15}\.[0-9]{1,4}")
 
 
 class Permit:
@@ -78,12 +80,19 @@ class Permit:
             self._sent = True
             self._permits.sends(self)
 
-    def settle(self, outcome: Outcome, *, age_seconds: float = 0.0, pause_seconds: float = 0.0) -> None:
+    def settle(
+        self, outcome: Outcome, *, age_seconds: float = 0.0, pause_seconds: float = 0.0
+    ) -> asyncio.Task[None] | None:
         """Tell the store how it went, in the background and until it hears it or the lease has ended."""
         if self._settled:
-            return
+            return None
         self._settled = outcome is not Outcome.ANSWERED
-        self._permits.settle(self, outcome, age_seconds, pause_seconds)
+        return self._permits.settle(self, outcome, age_seconds, pause_seconds)
+
+    def hand_over(self) -> None:
+        """Leave this permit to somebody in another process, who tells the store themselves."""
+        self._settled = True
+        self._permits.hand_over(self)
 
     def give_back(self) -> None:
         """End a permit in whatever state it is, without knowing more: free if unsent, else perhaps still on its way."""
@@ -106,7 +115,6 @@ class Permits:
         self._listening = ExitStack()
 
     async def __aenter__(self) -> Self:
-        self._beat = self._store.errands.start(self._keep_beating())
         return self
 
     async def __aexit__(
@@ -188,12 +196,28 @@ class Permits:
                     raise
                 await asyncio.sleep(STORE_PAUSE)
 
+    def hand_over(self, permit: Permit) -> None:
+        """Forget a permit that is used elsewhere."""
+        self._site(permit.name).held.pop(permit.id, None)
+
+    async def complete(
+        self, view: UpstreamView, user: str, permit: str, outcome: Outcome, *, age_ms: int, pause_seconds: float
+    ) -> None:
+        """Tell the store how a permit was used in another process."""
+        if not _PERMIT.fullmatch(permit):
+            raise InvalidRequest("This is not the id of a permit.", field="permit")
+        policy = view.policy
+        late_ms, pause_ms = round(policy.delivery_seconds * 1000), round(pause_seconds * 1000)
+        await self._run(
+            COMPLETE, self._site(view.name), user, user, permit, outcome, age_ms, late_ms, pause_ms, policy.lease_ms
+        )  # fmt: skip
+
     def sends(self, permit: Permit) -> None:
         """Count a request that leaves."""
         metrics.SENDS.labels(permit.name).inc()
         metrics.IN_FLIGHT.labels(permit.name).inc()
 
-    def settle(self, permit: Permit, outcome: Outcome, age_seconds: float, pause_seconds: float) -> None:
+    def settle(self, permit: Permit, outcome: Outcome, age_seconds: float, pause_seconds: float) -> asyncio.Task[None]:
         """Begin to tell the store how a permit's request went."""
         site = self._site(permit.name)
         held = site.held.pop(permit.id, None)
@@ -201,7 +225,7 @@ class Permits:
             metrics.IN_FLIGHT.labels(permit.name).dec()
         metrics.ANSWERS.labels(permit.name, outcome).inc()
         answered = self._loop.time() - age_seconds
-        self._start(self._settle(site, permit, outcome, answered, pause_seconds))
+        return self._start(self._settle(site, permit, outcome, answered, pause_seconds))
 
     async def settled(self, seconds: float) -> None:
         """Wait until the store has heard of every permit, or so long."""
@@ -238,10 +262,11 @@ class Permits:
         metrics.STORE_CALLS.labels(site.name, what.name).inc()
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._store.errands.start(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+        return task
 
     def _note_grant(self, name: str, waited: float, room: int, used: int) -> None:
         metrics.WAIT_SECONDS.labels(name).observe(waited)
@@ -255,6 +280,8 @@ class Permits:
 
     def _site(self, name: str) -> _Site:
         site = self._sites.get(name)
+        if self._beat is None:
+            self._beat = self._store.errands.start(self._keep_beating())
         if site is None:
             site = self._sites[name] = _Site(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)

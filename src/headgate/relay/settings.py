@@ -12,6 +12,8 @@ from headgate.kit.settings import Doc, Settings
 class RelaySettings(Settings, section="relay"):
     """Secrets for upstreams, and how much a relay holds."""
 
+    port: Annotated[int, Meta(ge=0, le=65535), Doc("port of the relay; 0 takes a free one")] = 8082
+    workers: Annotated[int, Meta(ge=1, le=256), Doc("processes that relay requests")] = 1
     secrets: Annotated[
         dict[str, str],
         Doc("values for {secret:NAME} in an upstream's headers, as a JSON object", secret=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from headgate.relay import metrics
+from headgate.relay.jobs import Jobs
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store, script
@@ -22,8 +23,9 @@ LEASE_MS: Final = 60_000
 class Sweep:
     """Visits upstreams that are due; any number of workers may."""
 
-    def __init__(self, store: Store, upstreams: Upstreams) -> None:
+    def __init__(self, store: Store, upstreams: Upstreams, jobs: Jobs) -> None:
         self._store = store
+        self._jobs = jobs
         self._upstreams = upstreams
 
     async def step(self) -> None:
@@ -50,6 +52,7 @@ class Sweep:
                 await self._store.run(REAP, thing, user.decode(), lease_ms, user=user.decode())
             if len(users) < PAGE:
                 break
+        await self._jobs.sweep(name)
         if policy is not None:
             status = await self._upstreams.status(name)
             metrics.COOLING.labels(name).set(status.cooling)

@@ -1,0 +1,159 @@
+"""Which headers go through the relay, in either direction, and what a request may ask for.
+
+A request is never passed on as it came: it is written anew from what was understood of it. Whatever two readers could
+understand differently (two lengths, a length and chunks, headers that Connection strikes out) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Final
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from headgate.kit.ids import member_id
+from headgate.kit.problems import InvalidRequest, Malformed
+from headgate.relay.model import MOST_UNITS, Upstream
+from headgate.relay.problems import UpstreamFailed, UserMissing
+
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade"}
+)  # fmt: skip
+CONNECTION_OPTIONS: Final = HOP_BY_HOP | {b"close", b"http2-settings"}
+OURS: Final = frozenset(
+    {b"host", b"content-length", b"expect", b"forwarded", b"prefer", b"x-api-token", b"x-deadline-ms", b"x-permits"}
+)
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+LONGEST_PAUSE: Final = 21_600.0
+_TARGET = re.compile(rb"[!-~]*")
+_SECRET = re.compile(r"\{secret:([A-Za-z0-9_.-]+)\}")
+_RESET = re.compile(r";\s*t=(\d+)")
+
+
+def first(headers: Headers, name: bytes) -> bytes | None:
+    """Give the only value of a header; sent twice, it is refused."""
+    found = [value for key, value in headers if key == name]
+    if len(found) > 1:
+        raise Malformed(f"{name.decode('latin-1')} was sent more than once.")
+    return found[0] if found else None
+
+
+def refuse_ambiguous(headers: Headers) -> None:
+    """Refuse what the next reader could take for something else than we do."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if len(lengths) > 1 or (lengths and not lengths[0].isdigit()):
+        raise Malformed("Content-Length must be given once, as a number.")
+    if codings and (lengths or codings != [b"chunked"]):
+        raise Malformed("Transfer-Encoding may only be chunked, and not together with Content-Length.")
+    for name, value in headers:
+        if name == b"connection":
+            struck = {option.strip().lower() for option in value.split(b",") if option.strip()}
+            if not struck <= CONNECTION_OPTIONS:
+                raise Malformed("Connection may not strike out other headers.")
+        if any(sign in value for sign in (b"\r", b"\n", b"\0")):
+            raise Malformed("A header has a sign that headers may not have.")
+
+
+def user_of(headers: Headers, policy: Upstream) -> str:
+    """Read whose request it is."""
+    value = first(headers, policy.user_header.lower().encode())
+    if not value:
+        raise UserMissing(f"Say in {policy.user_header} whose request this is.")
+    return member_id(value.decode("latin-1"), policy.user_header)
+
+
+def whole_number(headers: Headers, name: bytes, default: int, most: int) -> int:
+    """Read a header that holds a number of at least 1."""
+    value = first(headers, name)
+    if value is None:
+        return default
+    if not value.isdigit() or not 1 <= int(value) <= most:
+        title = name.decode().title()
+        raise InvalidRequest(f"{title} must be a whole number from 1 to {most}.", field=title)
+    return int(value)
+
+
+def units_of(headers: Headers) -> int:
+    """Read how many permits a request costs."""
+    return whole_number(headers, b"x-permits", 1, MOST_UNITS)
+
+
+def target_of(policy: Upstream, path: bytes, query: bytes) -> bytes:
+    """Write the request target below the upstream's base; nothing in the path can lead anywhere else."""
+    if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(query) or b"#" in path + query or b"\\" in path:
+        raise Malformed("The path has signs that must be percent-encoded.")
+    plain = unquote_to_bytes(unquote_to_bytes(path))
+    if any(segment in (b".", b"..") for segment in re.split(rb"[/\\]", plain)) or path.startswith(b"//"):
+        raise Malformed("The path must not have empty first segments or dots for folders.")
+    base = urlsplit(policy.base_url).path.rstrip("/").encode()
+    return (base + path or b"/") + (b"?" + query if query else b"")
+
+
+def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str], *, length: int | None) -> Headers:
+    """Write the headers that go to the upstream; `length` None means chunks, -1 no body."""
+    own = {name.lower().encode(): _filled(value, secrets) for name, value in policy.headers.items()}
+    user = policy.user_header.lower().encode()
+    kept = [
+        (name, value)
+        for name, value in headers
+        if name not in HOP_BY_HOP
+        and name not in OURS
+        and name not in own
+        and not name.startswith(b"x-forwarded-")
+        and (name != user or policy.forward_user)
+    ]
+    host = urlsplit(policy.base_url).netloc.encode()
+    kept += [(b"host", host), *own.items()]
+    if length is None:
+        kept.append((b"transfer-encoding", b"chunked"))
+    elif length >= 0:
+        kept.append((b"content-length", b"%d" % length))
+    return kept
+
+
+def response_headers(headers: Headers) -> Headers:
+    """Drop what belongs to the connection to the upstream."""
+    struck = set(HOP_BY_HOP)
+    for name, value in headers:
+        if name == b"connection":
+            struck |= {option.strip().lower() for option in value.split(b",")}
+    return [(name, value) for name, value in headers if name not in struck]
+
+
+def pause_of(headers: Headers, default: float) -> float:
+    """Read how long the upstream wants to be left alone: Retry-After, else the RateLimit field."""
+    named = {name: value.decode("latin-1").strip() for name, value in headers}
+    after = named.get(b"retry-after", "")
+    if after.isdigit():
+        return min(float(after), LONGEST_PAUSE)
+    if after:
+        try:
+            return min(max(0.0, parsedate_to_datetime(after).timestamp() - time()), LONGEST_PAUSE)
+        except ValueError:
+            pass
+    reset = _RESET.search(named.get(b"ratelimit", ""))
+    return min(float(reset[1]), LONGEST_PAUSE) if reset else default
+
+
+def wants_job(headers: Headers) -> bool:
+    """Tell whether the client asks to be answered later."""
+    return any(
+        option.split(b";")[0].strip().lower() == b"respond-async"
+        for name, value in headers
+        if name == b"prefer"
+        for option in value.split(b",")
+    )
+
+
+def _filled(value: str, secrets: dict[str, str]) -> bytes:
+    def secret(found: re.Match[str]) -> str:
+        if found[1] not in secrets:
+            raise UpstreamFailed(f"The relay has no secret named {found[1]}; set relay.secrets.", outcome="unsent")
+        return secrets[found[1]]
+
+    return _SECRET.sub(secret, value).encode("latin-1")

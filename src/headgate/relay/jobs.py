@@ -1,0 +1,164 @@
+"""Jobs: requests that are accepted now and answered later, kept in the store until they are.
+
+A job lives in its upstream's slot: its order and state in a hash, its turn in a stream with a consumer group. Its place
+in the user's line is fixed when it is accepted, so jobs and requests that wait share one line.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, cast
+
+import msgspec
+
+from headgate.kit.ids import new_ulid
+from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
+from headgate.relay.problems import JobUnknown
+from headgate.relay.settings import RelaySettings
+from headgate.relay.upstreams import Upstreams
+from headgate.store import Store, script
+from headgate.store.link import Reply
+
+JOB_PUT = script(__package__, "job_put")
+JOB_TAKE = script(__package__, "job_take")
+JOB_SEND = script(__package__, "job_send")
+JOB_END = script(__package__, "job_end")
+JOB_SWEEP = script(__package__, "job_sweep")
+
+GROUP: Final = "relays"
+FINISHED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED})
+LISTED: Final = 200
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_order = msgspec.msgpack.Decoder(Order).decode
+_decode_response = msgspec.json.Decoder(Response).decode
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A job in the hands of its sender."""
+
+    state: JobState
+    order: Order
+    place: int
+    attempts: int
+    age_ms: int
+
+
+class Jobs:
+    """Accepts jobs, tells how they stand, and cancels them; sending them is the runner's."""
+
+    def __init__(self, store: Store, upstreams: Upstreams, settings: RelaySettings) -> None:
+        self._store = store
+        self._upstreams = upstreams
+        self._settings = settings
+
+    async def submit(self, upstream: str, order: Order, *, id: str | None = None) -> str:
+        """Accept a job and give its id, which names its upstream."""
+        view = await self._upstreams.get(upstream)
+        id = id or f"{new_ulid()}.{upstream}"
+        await self._store.run(
+            JOB_PUT, self._upstreams.thing(upstream), id, _encode(order), view.policy.max_waiting,
+            self._settings.most_jobs, GROUP, user=order.user,
+        )  # fmt: skip
+        return id
+
+    async def get(self, id: str) -> JobView:
+        """Tell how a job stands."""
+        upstream = upstream_of(id)
+        thing = self._upstreams.thing(upstream)
+        fields = [f"{id}:{name}" for name in ("state", "place", "attempts", "reason", "response", "order")]
+        reply = await self._store.read(thing, "HMGET", thing.key("orders"), *fields)
+        state, place, attempts, reason, response, order = cast("list[bytes | None]", reply)
+        if state is None:
+            raise JobUnknown(f"There is no job {id}; results are kept for a while only.")
+        view = JobView(
+            id=id,
+            state=JobState(state.decode()),
+            upstream=upstream,
+            attempts=int(attempts or 0),
+            reason=reason.decode() if reason else None,
+            response=_decode_response(response) if response else None,
+        )
+        if view.state is JobState.WAITING and order is not None:
+            user = _decode_order(order).user
+            _, position, wait = await self._upstreams.figures(upstream, user, int(place or 0))
+            eta = datetime.now(UTC) + timedelta(milliseconds=wait)
+            view = msgspec.structs.replace(view, position=position, eta=f"{eta:%Y-%m-%dT%H:%M:%SZ}")
+        return view
+
+    async def list(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
+        """Give the jobs of an upstream that have ended lately or wait, a few hundred at most."""
+        thing = self._upstreams.thing(upstream_name(upstream))
+        ended = cast("list[bytes]", await self._store.read(thing, "ZREVRANGE", thing.key("ends"), 0, LISTED - 1))
+        entries = await self._store.read(thing, "XRANGE", thing.key("jobs"), "-", "+", "COUNT", LISTED)
+        ids = [id.decode() for id in ended] + [id for _, id in entries_of(entries)]
+        found = []
+        for id in ids:
+            try:
+                view = await self.get(id)
+            except JobUnknown:
+                continue
+            if state in (None, view.state):
+                found.append(view)
+        return found
+
+    async def cancel(self, id: str) -> JobState:
+        """Cancel a job that waits; one that has ended stays as it is."""
+        reply = await self.end(id, "", JobState.CANCELLED, "cancelled by its owner", None)
+        if not reply:
+            raise JobUnknown(f"There is no job {id}.")
+        return JobState(reply)
+
+    async def end(self, id: str, holder: str, state: JobState, reason: str, response: Response | None) -> str:
+        """Write how a job ended."""
+        reply = await self._store.run(
+            JOB_END, self._upstreams.thing(upstream_of(id)), id, holder, state, reason,
+            msgspec.json.encode(response) if response is not None else b"",
+            self._settings.job_keep_seconds * 1000, GROUP,
+        )  # fmt: skip
+        return cast("bytes", reply).decode()
+
+    async def take(self, id: str, holder: str) -> Taken | None:
+        """Become the holder of a job; None if it has ended."""
+        reply = await self._store.run(JOB_TAKE, self._upstreams.thing(upstream_of(id)), id, holder)
+        if not reply:
+            return None
+        state, order, place, attempts, age_ms = cast("list[bytes]", reply)
+        return Taken(JobState(state.decode()), _decode_order(order), int(place), int(attempts), int(age_ms))
+
+    async def mark_sending(self, id: str, holder: str, attempt: str) -> int:
+        """Write that a job is being sent; raises JobTaken if it is not ours to send."""
+        thing = self._upstreams.thing(upstream_of(id))
+        return cast("int", await self._store.run(JOB_SEND, thing, id, holder, attempt))
+
+    async def sweep(self, upstream: str) -> None:
+        """Forget old results."""
+        await self._store.run(JOB_SWEEP, self._upstreams.thing(upstream), LISTED)
+
+
+def upstream_of(id: str) -> str:
+    """Read from a job's id where it lives."""
+    ulid, _, upstream = id.partition(".")
+    if len(ulid) != 26 or not ulid.isalnum() or not upstream:
+        raise JobUnknown(f"{id[:160]!r} is not the id of a job.")
+    return upstream_name(upstream)
+
+
+def entries_of(reply: Reply) -> list[tuple[str, str]]:
+    """Read a range of the stream: entry and job id; an entry that was deleted has no fields."""
+    found = []
+    for entry, fields in cast("list[tuple[bytes, list[bytes] | None]]", reply or []):
+        if fields:
+            found.append((entry.decode(), fields[1].decode()))
+    return found
+
+
+def response_of(status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, truncated: bool) -> Response:
+    """Write an answer as a job's result."""
+    named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    try:
+        return Response(status, named, body=body.decode(), truncated=truncated)
+    except UnicodeDecodeError:
+        return Response(status, named, body_base64=base64.b64encode(body).decode(), truncated=truncated)

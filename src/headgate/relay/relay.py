@@ -1,0 +1,58 @@
+"""The relay as a whole: upstreams, permits, forwarding and jobs on one open store."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from headgate.kit.http import Access, Mount
+from headgate.kit.life import Job
+from headgate.relay.forward import Forwarder
+from headgate.relay.jobs import Jobs
+from headgate.relay.permits import Permits
+from headgate.relay.proxy import Proxy
+from headgate.relay.runner import Runner
+from headgate.relay.settings import RelaySettings
+from headgate.relay.sweep import Sweep
+from headgate.relay.upstreams import Upstreams
+from headgate.store import Store
+
+
+class Relay:
+    """`async with Relay(store) as relay:`; inside, permits are asked for and held."""
+
+    def __init__(self, store: Store, settings: RelaySettings | None = None) -> None:
+        self.store = store
+        self.settings = settings or RelaySettings()
+        self.upstreams = Upstreams(store)
+        self.permits = Permits(store, self.upstreams)
+        self.forwarder = Forwarder(self.permits, self.settings)
+        self.jobs = Jobs(store, self.upstreams, self.settings)
+        self.sweep = Sweep(store, self.upstreams, self.jobs)
+
+    async def __aenter__(self) -> Self:
+        await self.permits.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.forwarder.close()
+        await self.permits.__aexit__(kind, error, trace)
+
+    def mount(self) -> Mount:
+        """Give the proxy as an application to be served."""
+        proxy = Proxy(self.upstreams, self.forwarder, self.jobs, self.settings)
+        return Mount("/relay", proxy, Access.SERVICE, bearer=False)
+
+    def runner(self) -> Runner:
+        """Give what sends jobs."""
+        return Runner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)
+
+
+def jobs(relay: Relay) -> list[Job]:
+    """List what a worker does for the relay."""
+    return [
+        Job("relay sweep", relay.sweep.step, every_seconds=1.0),
+        Job("relay jobs", relay.runner().run),
+    ]
