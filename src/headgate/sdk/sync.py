@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from types import TracebackType
 from typing import Any, TypeVar
 
-from headgate.locks import Election, Lock
+from headgate.locks import Election, Lock, LockSource
 from headgate.sdk.client import Headgate
 from headgate.sdk.sync_locks import SyncElection, SyncLock
 
@@ -77,7 +77,8 @@ class HeadgateSync:
         async def look() -> Any:
             return getattr(self._client, name)
 
-        return self._plain(self._run(look()))
+        value = self._run(look())
+        return _Part(self, value) if isinstance(value, LockSource) else self._plain(value)
 
     def _plain(self, value: Any) -> Any:
         """Turn what the asynchronous side gives into what a script can use."""

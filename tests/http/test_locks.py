@@ -1,0 +1,185 @@
+"""Locks over HTTP: the routes as another language uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from secrets import token_hex
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.processes import Gateway
+from tests.topology import eventually
+
+
+@pytest.fixture
+def name() -> str:
+    return f"lock-{token_hex(4)}"
+
+
+async def post(gateway: Gateway, path: str, **body: object) -> httpx2.Response:
+    return await gateway.client.post(path, json=body, timeout=20)
+
+
+async def acquire(gateway: Gateway, name: str, **body: object) -> dict[str, Any]:
+    response = await post(gateway, f"/lock/v1/{name}/acquire", **{"ttlSeconds": 10, **body})
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def test_acquire_renew_inspect_and_release(gateway: Gateway, name: str) -> None:
+    made = await acquire(gateway, name, holder="me", label="a worker")
+    assert made.keys() == {"holder", "fence", "ttlSeconds"}
+    assert (await acquire(gateway, name, holder="me"))["fence"] == made["fence"]
+    renewed = await post(gateway, f"/lock/v1/{name}/renew", holder="me")
+    assert renewed.json() == {"holder": "me", "fence": made["fence"], "ttlSeconds": 10.0}
+    shown = (await gateway.client.get(f"/lock/v1/{name}")).json()
+    assert (shown["name"], shown["held"], shown["fence"], shown["waiting"]) == (name, True, made["fence"], 0)
+    assert 9000 < shown["ttlMs"] <= 10_000
+    assert "me" not in shown.values()  # the holder's name proves the holding and is nobody else's business
+    refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10)
+    assert (refused.status_code, refused.json()["code"]) == (409, "lock_held")
+    assert (await post(gateway, f"/lock/v1/{name}/release", holder="me")).status_code == 204
+    again = await post(gateway, f"/lock/v1/{name}/release", holder="me")
+    assert (again.status_code, again.json()["code"]) == (409, "not_holder")
+    late = await post(gateway, f"/lock/v1/{name}/renew", holder="me")
+    assert (late.status_code, late.json()["code"]) == (409, "not_holder")
+
+
+async def test_an_unknown_lock_is_a_free_one(gateway: Gateway, name: str) -> None:
+    shown = (await gateway.client.get(f"/lock/v1/{name}")).json()
+    assert (shown["held"], shown["fence"], shown["waiting"], shown["ttlMs"]) == (False, 0, 0, 0)
+
+
+async def test_a_wait_ends_with_the_release(gateway: Gateway, name: str) -> None:
+    await acquire(gateway, name, holder="me")
+    waiting = asyncio.create_task(acquire(gateway, name, holder="you", waitSeconds=10))
+    await eventually(lambda: _waiting(gateway, name, 1))
+    began = time.monotonic()
+    await post(gateway, f"/lock/v1/{name}/release", holder="me")
+    assert (await waiting)["holder"] == "you"
+    assert time.monotonic() - began < 1
+
+
+async def test_a_wait_that_is_too_short_is_told_so(gateway: Gateway, name: str) -> None:
+    await acquire(gateway, name)
+    began = time.monotonic()
+    refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, waitSeconds=0.3)
+    assert refused.status_code == 409
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+async def test_whoever_hangs_up_leaves_the_line(gateway: Gateway, name: str) -> None:
+    await acquire(gateway, name)
+    waiting = asyncio.create_task(acquire(gateway, name, waitSeconds=60))
+    await eventually(lambda: _waiting(gateway, name, 1))
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await eventually(lambda: _waiting(gateway, name, 0))
+
+
+async def test_an_operator_breaks_a_lock_and_it_is_written_down(gateway: Gateway, name: str) -> None:
+    made = await acquire(gateway, name, holder="me")
+    other = await post(gateway, f"/lock/v1/{name}/break", fence=made["fence"] - 1)
+    assert other.json() == {"fence": 0}
+    broken = await post(gateway, f"/lock/v1/{name}/break", reason="the machine burned")
+    assert broken.json() == {"fence": made["fence"]}
+    assert (await post(gateway, f"/lock/v1/{name}/renew", holder="me")).status_code == 409
+    events = (await gateway.client.get(f"/lock/v1/{name}/history")).json()["events"]
+    assert [(one["kind"], one["fence"], one["reason"]) for one in events] == [
+        ("broken", made["fence"], "the machine burned")
+    ]
+    assert events[0]["by"]
+
+
+async def test_locks_are_listed_while_they_are_in_use(gateway: Gateway, name: str) -> None:
+    await acquire(gateway, name, holder="me")
+    assert name in [one["name"] for one in (await gateway.client.get("/lock/v1")).json()["locks"]]
+    await post(gateway, f"/lock/v1/{name}/release", holder="me")
+    assert name not in [one["name"] for one in (await gateway.client.get("/lock/v1")).json()["locks"]]
+
+
+async def test_changes_are_streamed(gateway: Gateway) -> None:
+    name = f"election:{token_hex(4)}"
+    async with gateway.client.stream("GET", f"/lock/v1/{name}/watch", timeout=10) as response:
+        events = aiter(httpx2.EventSource(response))
+        assert (await anext(events)).json()["held"] is False
+        made = await acquire(gateway, name, holder="me", label="ann")
+        state = (await anext(events)).json()
+        assert (state["held"], state["fence"], state["label"]) == (True, made["fence"], "ann")
+        await post(gateway, f"/lock/v1/{name}/release", holder="me")
+        assert (await anext(events)).json()["held"] is False
+
+
+async def test_a_fenced_value_refuses_an_older_fence(gateway: Gateway, name: str) -> None:
+    assert (await gateway.client.get(f"/fenced/v1/{name}")).status_code == 404
+    assert (await gateway.client.put(f"/fenced/v1/{name}", json={"value": "a", "fence": 7})).status_code == 204
+    refused = await gateway.client.put(f"/fenced/v1/{name}", json={"value": "b", "fence": 6})
+    assert (refused.status_code, refused.json()["code"]) == (412, "fence_outdated")
+    assert (await gateway.client.get(f"/fenced/v1/{name}")).json() == {"value": "a", "fence": 7}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "ttlSeconds"),
+        ({"ttlSeconds": 0.5}, "ttlSeconds"),
+        ({"ttlSeconds": 3601}, "ttlSeconds"),
+        ({"ttlSeconds": "10"}, "ttlSeconds"),
+        ({"ttlSeconds": 10, "waitSeconds": 301}, "waitSeconds"),
+        ({"ttlSeconds": 10, "waitSeconds": -1}, "waitSeconds"),
+        ({"ttlSeconds": 10, "holder": "a b"}, "holder"),
+        ({"ttlSeconds": 10, "holder": ""}, "holder"),
+        ({"ttlSeconds": 10, "label": "a\u202eb"}, "label"),
+        ({"ttlSeconds": 10, "colour": "red"}, "colour"),
+    ],
+)
+async def test_what_does_not_fit_is_refused(gateway: Gateway, name: str, body: dict[str, object], field: str) -> None:
+    response = await post(gateway, f"/lock/v1/{name}/acquire", **body)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert field in response.text
+
+
+async def test_a_token_of_another_namespace_can_do_nothing_with_a_lock(gateway: Gateway, name: str) -> None:
+    response = await post(gateway, "/api/admin/tokens", name=f"t-{name}", role="admin", namespace=f"ns-{name}")
+    headers = {"X-API-Token": response.json()["token"]}
+    await acquire(gateway, name, holder="me")
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=headers) as stranger:
+        elsewhere = {"namespace": "default"}
+        for verb, body in (
+            ("acquire", {"ttlSeconds": 10}),
+            ("renew", {"holder": "me"}),
+            ("release", {"holder": "me"}),
+            ("break", {}),
+        ):
+            refused = await stranger.post(f"/lock/v1/{name}/{verb}", json=body, params=elsewhere)
+            assert refused.status_code == 403, verb
+        for path in (f"/lock/v1/{name}", "/lock/v1", f"/lock/v1/{name}/history", f"/lock/v1/{name}/watch"):
+            assert (await stranger.get(path, params=elsewhere)).status_code == 403, path
+        # At home it sees nothing of it and may take a lock of the same name.
+        assert (await stranger.get("/lock/v1")).json() == {"locks": []}
+        assert (await stranger.post(f"/lock/v1/{name}/acquire", json={"ttlSeconds": 10})).status_code == 200
+    assert (await gateway.client.get(f"/lock/v1/{name}")).json()["held"]
+
+
+async def test_each_verb_needs_its_role(gateway: Gateway, name: str) -> None:
+    tokens = {}
+    for role in ("read", "service"):
+        made = await post(gateway, "/api/admin/tokens", name=f"{role}-{name}", role=role)
+        tokens[role] = {"X-API-Token": made.json()["token"]}
+    await acquire(gateway, name, holder="me")
+    async with httpx2.AsyncClient(base_url=gateway.url) as client:
+        assert (await client.get(f"/lock/v1/{name}")).status_code == 401
+        assert (await client.get(f"/lock/v1/{name}", headers=tokens["read"])).status_code == 200
+        for verb in ("acquire", "renew", "release", "break"):
+            refused = await client.post(f"/lock/v1/{name}/{verb}", json={"holder": "me"}, headers=tokens["read"])
+            assert refused.status_code == 403, verb
+        refused = await client.post(f"/lock/v1/{name}/break", json={}, headers=tokens["service"])
+        assert refused.status_code == 403
+
+
+async def _waiting(gateway: Gateway, name: str, count: int) -> bool:
+    return (await gateway.client.get(f"/lock/v1/{name}")).json()["waiting"] == count
