@@ -36,6 +36,7 @@ serve.command(
 serve.command(
     "headgate.cli.serve:worker", name="worker", help="Run promotion, sweeps, health checks and other due work."
 )
+serve.command("headgate.cli.relay_process:relay", name="relay", help="Run the forwarding proxy, and send jobs.")
 serve.command("headgate.cli.arena:arena", name="arena", help="Run the reference game server, a chat room.")
 app.command(lock)
 lock.command("headgate.cli.lock:run", name="run", help="Run a command while holding a lock.")
@@ -47,6 +48,9 @@ token.command("headgate.cli.token:list_tokens", name="list", help="Show all toke
 token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")
 token.command("headgate.cli.token:revoke", name="revoke", help="Make a token worthless.")
 app.command("headgate.cli.chat:chat", name="chat", help="Stand in line, enter the arena with a ticket, and talk.")
+app.command(
+    "headgate.cli.load:load", name="load", help="Send a simulated crowd through a queue and draw what happened."
+)
 app.command("headgate.cli.doctor:doctor", name="doctor", help="Check the store, and say what to do about each finding.")
 app.command("headgate.cli.settings:settings", name="settings", help="Show every setting in force and its origin.")
 app.command("headgate.cli.version:version", name="version", help="Say which version this is.")

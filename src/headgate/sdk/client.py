@@ -34,7 +34,7 @@ class Headgate:
         self._ttl_seconds = ttl_seconds
         self._heartbeat_interval_ms = heartbeat_interval_ms
         self.namespace = namespace
-        self._token = token
+        self.token = token
         self._prefix = prefix
         self._stack = AsyncExitStack()
         self._backend: Http | Store | None = None
@@ -102,7 +102,7 @@ class Headgate:
                 settings = StoreSettings(url=self.url, prefix=self._prefix, volatile=True)
                 self._backend = await stack.enter_async_context(open_store(settings))
             else:
-                self._backend = await stack.enter_async_context(Http(self.url, self._token))
+                self._backend = await stack.enter_async_context(Http(self.url, self.token))
             self._stack = stack.pop_all()
         return self
 
