@@ -40,7 +40,7 @@ PROTECTION = script(__package__, "protection")
 DISCOVER = script(__package__, "discover")
 
 NOTE_SECONDS: Final = 20.0
-SWEEP_IN_MS: Final = 1000
+SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
 
