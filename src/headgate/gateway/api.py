@@ -11,13 +11,14 @@ import msgspec
 import structlog
 
 import headgate
-from headgate.gateway.pages import Page, asset_operation, page_operation, web_directory
+from headgate.gateway.pages import Page, asset_operation, page_operation
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Token, TokenExists, Tokens, TokensFull, TokenUnknown
 from headgate.kit import metrics
 from headgate.kit.http import Access, Answer, Call, Operation, Wire
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import StoreUnavailable
+from headgate.kit.web import web_folder
 from headgate.store import Store
 
 log = structlog.get_logger()
@@ -157,7 +158,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
 
 def documents(openapi: bytes) -> list[Operation]:
     """Give the routes of the API's own documents."""
-    web = web_directory() / "docs"
+    web = web_folder() / "docs"
     page = Page(web / "index.html")
 
     async def openapi_json(_call: Call) -> Answer:

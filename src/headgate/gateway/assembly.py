@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
 
-from headgate.gateway import api
+from headgate.gateway import api, console
 from headgate.gateway.door import Door
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
@@ -22,6 +22,8 @@ from headgate.store import Store
 READY_SECONDS: Final = 1.0
 SHORT_TOKEN: Final = 16
 
+Keeper = Callable[[], Coroutine[None, None, None]]
+
 log = structlog.get_logger()
 
 
@@ -33,9 +35,17 @@ class AdminTokenMissing(HeadgateError):
 
 @asynccontextmanager
 async def open_gateway(
-    operations: Sequence[Operation], mounts: Sequence[Mount] = (), *, settings: GatewaySettings, store: Store
+    operations: Sequence[Operation],
+    mounts: Sequence[Mount] = (),
+    keepers: Sequence[Keeper] = (),
+    *,
+    settings: GatewaySettings,
+    store: Store,
 ) -> AsyncIterator[Gateway]:
-    """Open the application that a worker serves: these operations and mounts, and the gateway's own."""
+    """Open the application that a worker serves: these operations and mounts, and the gateway's own.
+
+    A keeper is a coroutine function that keeps what a feature's routes know current, for as long as the gateway lives.
+    """
     if not settings.admin_token:
         raise AdminTokenMissing
     if len(settings.admin_token) < SHORT_TOKEN:
@@ -43,7 +53,8 @@ async def open_gateway(
     tokens = Tokens(store)
     keyring = Keyring(tokens, settings.admin_token)
     await keyring.refresh()
-    every = [*operations, *api.operations(store, tokens, settings)]
+    sessions = console.Sessions(keyring, settings.admin_token)
+    every = [*operations, *api.operations(store, tokens, settings), *console.operations(sessions)]
     every += api.documents(document(every))
 
     async def ready() -> str | None:
@@ -53,9 +64,9 @@ async def open_gateway(
             return error.detail
         return None
 
-    gateway = Gateway(every, mounts, settings=settings, door=Door(keyring, settings), ready=ready)
+    gateway = Gateway(every, mounts, settings=settings, door=Door(keyring, settings, sessions), ready=ready)
     async with asyncio.TaskGroup() as group:
-        keeping = [group.create_task(keyring.keep()), group.create_task(gateway.keep_figures())]
+        keeping = [group.create_task(keep()) for keep in (keyring.keep, gateway.keep_figures, *keepers)]
         try:
             yield gateway
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.gateway.clients import Clients
+from headgate.gateway.console import Sessions
 from headgate.gateway.limits import Limiter, limiters
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Keyring
@@ -16,11 +17,12 @@ DEFAULT_NAMESPACE = "default"
 class Door:
     """Decides for each request who its caller is and whether they may go on."""
 
-    def __init__(self, keyring: Keyring, settings: GatewaySettings) -> None:
+    def __init__(self, keyring: Keyring, settings: GatewaySettings, sessions: Sessions) -> None:
         self.limits = limiters(settings.limits)
         self._clients = Clients(settings.trusted_proxies)
         self._failures = self.limits["unauthorized"]
         self._keyring = keyring
+        self._sessions = sessions
 
     def enter(
         self, scope: Scope, headers: dict[bytes, bytes], access: Access, limiter: Limiter | None, *, bearer: bool = True
@@ -37,6 +39,8 @@ class Door:
             secret = _bearer(headers.get(b"authorization"))
         caller = ANONYMOUS if secret is None else self._keyring.caller(secret) or ANONYMOUS
         if access is not Access.PUBLIC:
+            if secret is None and b"cookie" in headers:
+                caller = self._sessions.caller(scope, headers) or ANONYMOUS
             if caller is ANONYMOUS:
                 self._failures.take_address(client)
                 raise Unauthorized("Send a token in X-API-Token." if secret is None else "This token is not valid.")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-import headgate
 from headgate.kit.http import Access, Answer, Call, Operation
 from headgate.kit.problems import NotFound
 
@@ -24,19 +23,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-
-
-class WebMissing(RuntimeError):
-    """The files of web/ are neither beside the package nor in it."""
-
-
-def web_directory() -> Path:
-    """Find `web/`: inside the installed package, or at the top of a checkout."""
-    package = Path(headgate.__file__).parent
-    for candidate in (package / "web", package.parent.parent / "web"):
-        if candidate.is_dir():
-            return candidate
-    raise WebMissing("web/ was not found; install Headgate from a complete wheel or run it from a checkout")
 
 
 class Page:

@@ -115,15 +115,28 @@ class Keyring:
 
     def caller(self, secret: bytes) -> Caller | None:
         """Say whose token this is; None if it is nobody's."""
+        mark = self.mark(secret)
+        return None if mark is None else self.marked(mark)
+
+    def mark(self, secret: bytes) -> str | None:
+        """Name a token without telling its secret; None if it is nobody's."""
         digest = sha256(secret).digest()
         if self._admin is not None and compare_digest(digest, self._admin):
-            return _ADMIN
+            return _ADMIN_MARK
         if not secret.startswith(b"hg_"):
             return None
-        token = self._live.get(secret[3:15].decode("latin-1"))
+        identity = secret[3:15].decode("latin-1")
+        token = self._live.get(identity)
         if token is None or not compare_digest(digest, token.digest):
             return None
-        return token.caller
+        return identity
+
+    def marked(self, mark: str) -> Caller | None:
+        """Say whose token a name stands for; None once it is revoked."""
+        if mark == _ADMIN_MARK:
+            return _ADMIN
+        token = self._live.get(mark)
+        return None if token is None else token.caller
 
     async def keep(self) -> None:
         """Follow what happens in the store, for as long as the process lives."""
@@ -174,6 +187,7 @@ class Keyring:
 
 
 _ADMIN = Caller("admin", Access.ADMIN)
+_ADMIN_MARK = "admin"
 
 
 def _missing(here: dict[str, int], there: dict[str, int]) -> dict[str, int]:

@@ -1,0 +1,179 @@
+"""The console's door: sign in with a token, and carry a signed cookie from then on.
+
+The cookie names the token, not its secret, and is good for as long as the token is: a revoked token ends its sessions within a
+second. It is HttpOnly and SameSite=Strict, and whatever changes something must also carry a header that no form or link on
+another site can set, and come from this origin.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import time
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from headgate.gateway.pages import Page, asset_operation, page_operation
+from headgate.gateway.tokens import Keyring
+from headgate.kit.http import Access, Answer, Call, Caller, Operation, Scope, Wire
+from headgate.kit.problems import Forbidden, Unauthorized
+from headgate.kit.web import web_folder
+
+SESSION_SECONDS: Final = 12 * 3600
+NAME_HTTPS: Final = "__Host-headgate-console"
+NAME_HTTP: Final = "headgate-console"
+OURS: Final = b"x-headgate-console"
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class SignIn(Wire):
+    """The token to sign in with."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class Session(Wire):
+    """Who is signed in."""
+
+    name: str
+    role: str
+    namespace: str | None
+
+
+class _Ticket(msgspec.Struct, frozen=True, array_like=True):
+    mark: str
+    expires: int
+
+
+class Sessions:
+    """Signed-in browsers; nothing is kept here, the cookie says it all."""
+
+    def __init__(self, keyring: Keyring, admin_token: str) -> None:
+        self._keyring = keyring
+        self._secret = hmac.digest(admin_token.encode(), b"headgate console session v1", "sha256")
+
+    def sign_in(self, token: str) -> tuple[Caller, str]:
+        """Give the caller of a token and the cookie's value; raises Unauthorized."""
+        mark = self._keyring.mark(token.encode())
+        caller = self._keyring.marked(mark) if mark is not None else None
+        if mark is None or caller is None:
+            raise Unauthorized("This token is not valid.")
+        payload = _text(msgspec.json.encode(_Ticket(mark, int(time.time()) + SESSION_SECONDS)))
+        return caller, f"{payload}.{_text(self._mac(payload))}"
+
+    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller | None:
+        """Say who is signed in; None if nobody is. What changes something must come from our own pages."""
+        caller = self._read(headers.get(b"cookie"))
+        if caller is None:
+            return None
+        if scope["method"] not in _SAFE and not _from_our_page(headers):
+            raise Forbidden("A signed-in browser may only do this from the console itself.")
+        return caller
+
+    def _read(self, cookies: bytes | None) -> Caller | None:
+        for part in (cookies or b"").decode("latin-1").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name not in (NAME_HTTPS, NAME_HTTP):
+                continue
+            payload, _, mac = value.partition(".")
+            try:
+                if not hmac.compare_digest(_bytes(mac), self._mac(payload)):
+                    continue
+                ticket = msgspec.json.decode(_bytes(payload), type=_Ticket)
+            except (ValueError, binascii.Error):
+                continue
+            if ticket.expires > time.time():
+                return self._keyring.marked(ticket.mark)
+        return None
+
+    def _mac(self, payload: str) -> bytes:
+        return hmac.digest(self._secret, payload.encode(), "sha256")
+
+
+def operations(sessions: Sessions) -> list[Operation]:
+    """Give the console's pages and its sign-in."""
+    web = web_folder() / "console"
+
+    async def sign_in(call: Call) -> Answer:
+        if not _from_our_page(call.headers):
+            raise Forbidden("Sign in from the console's own page.")
+        request: SignIn = call.body
+        caller, value = sessions.sign_in(request.token)
+        return Answer(_session(caller), headers={"set-cookie": _cookie(call, value, SESSION_SECONDS)})
+
+    async def show_session(call: Call) -> Session:
+        return _session(call.caller)
+
+    async def sign_out(call: Call) -> Answer:
+        return Answer(status=204, headers={"set-cookie": _cookie(call, "", 0)})
+
+    return [
+        Operation(
+            "POST",
+            "/console/session",
+            sign_in,
+            "Sign in to the console",
+            access=Access.PUBLIC,
+            tag="console",
+            body=SignIn,
+            answer=Session,
+            errors=(Unauthorized, Forbidden),
+            limit="unauthorized",
+            documented=False,
+        ),
+        Operation(
+            "GET",
+            "/console/session",
+            show_session,
+            "Who is signed in",
+            access=Access.READ,
+            tag="console",
+            answer=Session,
+            documented=False,
+            namespaced=True,
+        ),
+        Operation(
+            "DELETE",
+            "/console/session",
+            sign_out,
+            "Sign out of the console",
+            access=Access.PUBLIC,
+            tag="console",
+            documented=False,
+        ),
+        page_operation("/console", Page(web / "index.html"), "console"),
+        asset_operation("/console/assets/{file:path}", web, "console_assets"),
+    ]
+
+
+def _session(caller: Caller) -> Session:
+    return Session(caller.name, caller.role.value, caller.namespace)
+
+
+def _from_our_page(headers: dict[bytes, bytes]) -> bool:
+    """Tell whether a request was made by a script of this very origin."""
+    if headers.get(OURS) != b"1":
+        return False
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site == b"same-origin"
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] == headers.get(b"host")
+
+
+def _cookie(call: Call, value: str, seconds: int) -> str:
+    scheme: str = call.scope.get("scheme", "http")
+    secure = (call.header("x-forwarded-proto") or scheme).split(",")[0].strip() == "https"
+    name, flag = (NAME_HTTPS, "; Secure") if secure else (NAME_HTTP, "")
+    return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{flag}"
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
