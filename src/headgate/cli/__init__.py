@@ -25,6 +25,7 @@ app = App(
 )
 serve = App(name="serve", help="Run one process of Headgate; any number of each may run.")
 lock = App(name="lock", help="Run commands under a lock, across machines; see and break locks.")
+service = App(name="service", help="See and manage what is registered; register any program while it runs.")
 token = App(name="token", help="Make, list and revoke the tokens that callers show.")
 
 # Modules are imported when their command is called: `headgate version` need not load a web server.
@@ -43,6 +44,14 @@ lock.command("headgate.cli.lock:run", name="run", help="Run a command while hold
 lock.command("headgate.cli.lock:list_locks", name="list", help="Show the locks that are held or waited for.")
 lock.command("headgate.cli.lock:show", name="show", help="Show one lock and its history.")
 lock.command("headgate.cli.lock:break_lock", name="break", help="Take a lock away from its holder.")
+app.command(service)
+service.command("headgate.cli.service:list_services", name="list", help="Show what is registered, with counts.")
+service.command("headgate.cli.service:show", name="show", help="Show the instances of a service.")
+service.command("headgate.cli.service:watch", name="watch", help="Follow a service's changes.")
+service.command("headgate.cli.service:remove", name="remove", help="Take an instance out.")
+service.command("headgate.cli.service:drain", name="drain", help="Send no more traffic to an instance.")
+service.command("headgate.cli.service:evict", name="evict", help="Take an instance out and keep it out for a time.")
+service.command("headgate.cli.service:register", name="register", help="Run a program, registered while it lives.")
 app.command(token)
 token.command("headgate.cli.token:list_tokens", name="list", help="Show all tokens, without the tokens themselves.")
 token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")

@@ -32,7 +32,7 @@ class Headgate:
         self.url = url
         self._snapshot_dir = snapshot_dir
         self._ttl_seconds = ttl_seconds
-        self._heartbeat_interval_ms = heartbeat_interval_ms
+        self.heartbeat_interval_ms = heartbeat_interval_ms
         self.namespace = namespace
         self.token = token
         self._prefix = prefix
@@ -65,7 +65,7 @@ class Headgate:
             url=self.url,
             snapshot_dir=self._snapshot_dir,
             ttl_seconds=self._ttl_seconds,
-            heartbeat_interval_ms=self._heartbeat_interval_ms,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
         )
         self._stack.push_async_callback(part.stop)
         return part
