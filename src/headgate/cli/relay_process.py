@@ -18,7 +18,7 @@ from headgate.gateway.assembly import open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.server import serve
 from headgate.gateway.settings import GatewaySettings
-from headgate.kit import traces
+from headgate.kit import logs, traces
 from headgate.kit.life import Life, run_jobs
 from headgate.kit.settings import Configuration
 from headgate.relay.api import operations
@@ -93,6 +93,7 @@ async def open_relay(
 ) -> AsyncIterator[Gateway]:
     """Open what one process of a relay serves."""
     begin(configuration, "relay")
+    logs.hide(*configuration[RelaySettings].secrets_by_name().values())
     settings = msgspec.structs.replace(configuration[StoreSettings], url=store_url)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(settings))

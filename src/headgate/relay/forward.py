@@ -80,7 +80,7 @@ class Forwarder:
 
     def __init__(self, permits: Permits, settings: RelaySettings) -> None:
         self._permits = permits
-        self._settings = settings
+        self._secrets = settings.secrets_by_name()
         self._refused = [ipaddress.ip_network(text) for text in settings.refused_networks]
         self._pools: dict[str, Pool] = {}
         self._loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ class Forwarder:
             raise
         length = request.body.length
         try:
-            headers = request_headers(request.headers, policy, self._settings.secrets, length=length)
+            headers = request_headers(request.headers, policy, self._secrets, length=length)
             head = h11.Request(method=request.method, target=request.target, headers=headers)
             body = None if length is not None and length <= 0 else request.body.chunks()
             started = self._loop.time()

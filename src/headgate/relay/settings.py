@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
-from headgate.kit.settings import Doc, Settings
+from headgate.kit.settings import Doc, SettingInvalid, Settings
 
 
 class RelaySettings(Settings, section="relay"):
@@ -15,9 +16,9 @@ class RelaySettings(Settings, section="relay"):
     port: Annotated[int, Meta(ge=0, le=65535), Doc("port of the relay; 0 takes a free one")] = 8082
     workers: Annotated[int, Meta(ge=1, le=256), Doc("processes that relay requests")] = 1
     secrets: Annotated[
-        dict[str, str],
-        Doc("values for {secret:NAME} in an upstream's headers, as a JSON object", secret=True),
-    ] = {}
+        str,
+        Doc("values for {secret:NAME} in an upstream's headers: a JSON object of names and texts", secret=True),
+    ] = ""
     refused_networks: Annotated[
         tuple[str, ...],
         Doc("networks to which no upstream may resolve: link-local and metadata addresses, unless changed"),
@@ -30,3 +31,10 @@ class RelaySettings(Settings, section="relay"):
     drain_seconds: Annotated[
         float, Meta(ge=0), Doc("how long a stopping relay finishes requests that wait or are in flight")
     ] = 30.0
+
+    def secrets_by_name(self) -> dict[str, str]:
+        """Read the secrets; raises SettingInvalid without repeating them."""
+        try:
+            return msgspec.json.decode(self.secrets, type=dict[str, str]) if self.secrets else {}
+        except msgspec.DecodeError:
+            raise SettingInvalid("relay.secrets must be a JSON object of names and texts.") from None

@@ -81,7 +81,7 @@ class StrictUpstream:
         self._connections.add(writer)
         http = h11.Connection(h11.SERVER)
         try:
-            with suppress(OSError, h11.RemoteProtocolError):
+            with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):  # cancelled: the server closes
                 while await self._answer(http, reader, writer):
                     http.start_next_cycle()
         finally:
