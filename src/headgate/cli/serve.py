@@ -18,7 +18,7 @@ from headgate import __version__
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
 from headgate.cli.settings import read_settings
-from headgate.gateway.assembly import open_gateway
+from headgate.gateway.assembly import Keeper, open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.server import serve
 from headgate.gateway.settings import GatewaySettings
@@ -46,6 +46,11 @@ from headgate.relay.relay import Relay
 from headgate.relay.relay import jobs as relay_jobs
 from headgate.relay.settings import RelaySettings
 from headgate.store import Store, StoreSettings, open_store
+from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.gate import Gate
+from headgate.waiting_room.gate_api import mount as gate_mount
+from headgate.waiting_room.gate_api import operations as gate_operations
+from headgate.waiting_room.settings import WaitingRoomSettings
 
 log = structlog.get_logger()
 
@@ -53,10 +58,11 @@ Leash = Annotated[bool, Parameter(show=False, negative=())]
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Everything the features offer: routes for a gateway, jobs for a worker."""
+    """Everything the features offer: routes for a gateway and what keeps them current, jobs for a worker."""
 
     operations: list[Operation] = []
     mounts: list[Mount] = []
+    keepers: list[Keeper] = []
     jobs: list[Job] = []
 
 
@@ -67,9 +73,25 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
     alerts = Alerts(target_from(registry.settings))
     locks = Locks(store, configuration[LockSettings])
     relay = Relay(store, configuration[RelaySettings])
+    keys = configuration[GatewaySettings].signing_keys
+    room = WaitingRoom(store, configuration[WaitingRoomSettings], keys, metered=True)
+    gate = Gate(store, room)
     return Parts(
-        operations=[*registry_operations(registry, prober), *lock_operations(locks), *relay_operations(relay)],
-        jobs=[*registry_jobs(registry, prober, alerts), *lock_jobs(locks), *relay_jobs(relay)],
+        operations=[
+            *registry_operations(registry, prober),
+            *lock_operations(locks),
+            *relay_operations(relay),
+            *gate_operations(gate, room),
+        ],
+        mounts=[gate_mount(gate)],
+        keepers=[gate.rules.keep, gate.traffic.keep],
+        jobs=[
+            *registry_jobs(registry, prober, alerts),
+            *lock_jobs(locks),
+            *relay_jobs(relay),
+            *room.jobs(),
+            *gate.jobs(),
+        ],
     )
 
 
@@ -127,7 +149,7 @@ async def open_application(configuration: Configuration, store_url: str) -> Asyn
     async with open_store(settings) as store:
         parts = assemble(store, configuration)
         async with open_gateway(
-            parts.operations, parts.mounts, settings=configuration[GatewaySettings], store=store
+            parts.operations, parts.mounts, parts.keepers, settings=configuration[GatewaySettings], store=store
         ) as application:
             yield application
     traces.close()

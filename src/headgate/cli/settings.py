@@ -19,6 +19,7 @@ from headgate.locks.settings import LockSettings
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings
+from headgate.waiting_room.settings import WaitingRoomSettings
 
 
 class ClientSettings(Settings, section="client"):
@@ -41,6 +42,7 @@ class DataSettings(Settings, section="data"):
 KINDS: tuple[type[Settings], ...] = (
     StoreSettings,
     GatewaySettings,
+    WaitingRoomSettings,
     RegistrySettings,
     LockSettings,
     RelaySettings,

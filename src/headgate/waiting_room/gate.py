@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from headgate.kit.ids import new_uuid
+from headgate.kit.life import Job
 from headgate.kit.metrics import counter
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, Thing, script
@@ -30,6 +31,7 @@ from headgate.waiting_room.traffic import Traffic
 REVOKE = script("headgate.waiting_room", "revoke")
 
 FULL_SECONDS: Final = 0.1
+COOL_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
 NICKNAME: Final = "visitor"
@@ -110,6 +112,10 @@ class Gate:
     async def visitor(self, cookie: str) -> Visitor | None:
         """Read a visitor's cookie; None if it is not good."""
         return (await self.keys()).open(cookie, self.rules.now()) if cookie else None
+
+    def jobs(self) -> list[Job]:
+        """Give what a worker does for the gate."""
+        return [Job("gate cooling", self.traffic.cool, COOL_SECONDS)]
 
     def newcomer(self) -> Visitor:
         """Make a visitor whom we have not seen before."""
