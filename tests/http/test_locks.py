@@ -8,6 +8,7 @@ from secrets import token_hex
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from tests.processes import Gateway
@@ -106,12 +107,16 @@ async def test_changes_are_streamed(gateway: Gateway) -> None:
     name = f"election:{token_hex(4)}"
     async with gateway.client.stream("GET", f"/lock/v1/{name}/watch", timeout=10) as response:
         events = aiter(httpx2.EventSource(response))
-        assert (await anext(events)).json()["held"] is False
+
+        async def next_state() -> dict[str, Any]:
+            return msgspec.json.decode((await anext(events)).data, type=dict[str, Any])
+
+        assert (await next_state())["held"] is False
         made = await acquire(gateway, name, holder="me", label="ann")
-        state = (await anext(events)).json()
+        state = await next_state()
         assert (state["held"], state["fence"], state["label"]) == (True, made["fence"], "ann")
         await post(gateway, f"/lock/v1/{name}/release", holder="me")
-        assert (await anext(events)).json()["held"] is False
+        assert (await next_state())["held"] is False
 
 
 async def test_a_fenced_value_refuses_an_older_fence(gateway: Gateway, name: str) -> None:
@@ -182,4 +187,4 @@ async def test_each_verb_needs_its_role(gateway: Gateway, name: str) -> None:
 
 
 async def _waiting(gateway: Gateway, name: str, count: int) -> bool:
-    return (await gateway.client.get(f"/lock/v1/{name}")).json()["waiting"] == count
+    return bool((await gateway.client.get(f"/lock/v1/{name}")).json()["waiting"] == count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,11 +30,11 @@ class CancelledAt:
         task = asyncio.current_task()
         assert task is not None
         steps = self._work.__await__()
+        step: Callable[[], Any] = partial(next, steps)
         suspensions = 0
-        send: Callable[[], Any] = lambda: next(steps)  # noqa: E731  # the first step; the later ones are made below
         while True:
             try:
-                awaited = send()
+                awaited = step()
             except StopIteration:
                 return
             suspensions += 1
@@ -45,11 +46,9 @@ class CancelledAt:
                 else:
                     task.cancel()
             try:
-                value = yield awaited
-            except BaseException as error:  # noqa: BLE001  # handed on to the coroutine, which decides
-                send = lambda error=error: steps.throw(error)  # noqa: E731  # type: ignore[misc]
-            else:
-                send = lambda value=value: steps.send(value)  # noqa: E731  # type: ignore[misc]
+                step = partial(steps.send, (yield awaited))
+            except BaseException as error:  # noqa: BLE001 -- handed on to the coroutine, which decides
+                step = partial(steps.throw, error)
 
 
 @pytest.fixture
