@@ -90,7 +90,8 @@ class Batch:
         """Look again at a lane when its first deadline has passed; one timer serves all its callers."""
         if lane.timer is not None:
             lane.timer.cancel()
-        lane.timer = self._loop.call_at(limit, self._expire, lane)
+        # One turn later: after a stall of the loop, an answer that has arrived meanwhile is delivered first.
+        lane.timer = self._loop.call_at(limit, self._loop.call_soon, self._expire, lane)
 
     def _expire(self, lane: _Lane) -> None:
         """Tell those whose time is up, whether they still wait or are on their way; the others stay."""
