@@ -1,0 +1,298 @@
+"""Any interleaving of what people, servers, workers and operators do, against a model that knows only the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from headgate.store import StoreSettings, open_store
+from headgate.waiting_room import Reason
+from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
+from tests.store.waiting_world import Snapshot, World
+from tests.topology import Topology
+
+T = TypeVar("T")
+EVERYBODY = [f"u{number}" for number in range(8)]
+ALL_SERVERS = ["s1", "s2", "s3"]
+USERS = st.sampled_from(EVERYBODY)
+SERVERS = st.sampled_from(ALL_SERVERS)
+SEATS = st.sampled_from([1, 2, 3, 0])
+LEASE_SECONDS = 10
+
+
+def action(name: str, weight: int, **arguments: st.SearchStrategy[Any]) -> list[st.SearchStrategy[Any]]:
+    """Something that may happen, and how often."""
+    return [st.tuples(st.just(name), st.fixed_dictionaries(arguments))] * weight
+
+
+# One rule with weights: left to itself, Hypothesis tries long runs of one thing and hardly ever gets anybody inside.
+ACTIONS = st.one_of(
+    *action("rush", 3, users=st.just(EVERYBODY) | st.lists(USERS, min_size=1, max_size=4, unique=True)),
+    *action("ask", 1, user=USERS),
+    *action("leave", 1, user=USERS),
+    *action("tick", 4, workers=st.integers(1, 3)),
+    *action("redeem", 8, which=st.integers(0, 5), contenders=st.integers(1, 3), server=st.none() | SERVERS),
+    *action("end", 3, which=st.integers(0, 5), reason=st.sampled_from(Reason), again=st.booleans()),
+    *action("beat", 4, server=SERVERS, capacity=SEATS, room=st.integers(0, 2), report=st.just(True) | st.booleans()),
+    *action("leave_server", 1, server=SERVERS, drain=st.booleans()),
+    *action("change_capacity", 1, capacity=SEATS),
+    *action("change_rate", 1, rate=st.sampled_from([None, None, None, 0, 1, 5])),
+    *action("switch", 1, action=st.sampled_from(["pause", "resume", "resume"])),
+    *action("admit", 1, number=st.integers(1, 3)),
+    *action("live", 3, seconds=st.integers(1, 12), beating=st.just(set(ALL_SERVERS)) | st.sets(SERVERS),
+            asking=st.just(set(EVERYBODY)) | st.sets(USERS)),
+    *action("step_clock", 1, step=st.sampled_from([-3_600_000, 3_600_000, 20_000])),
+)  # fmt: skip
+
+
+class Model:
+    """What must be true whatever happens: seats on offer, tickets spent, and who may be where after what."""
+
+    def __init__(self) -> None:
+        self.offers: dict[str, int] = {}  # what each server last said, while it is not draining
+        self.beaten: dict[str, int] = {}
+        self.seconds = 0
+        self.fixed: int | None = None
+        self.spent: dict[str, str] = {}
+        self.known: set[str] = set()
+
+    def check_admission(self, before: Snapshot, after: Snapshot) -> None:
+        """No admission raises sessions and holds above the capacity in force, per server and in all."""
+        for server, seats in after.by_server.items():
+            alive = self.seconds - self.beaten.get(server, 0) <= LEASE_SECONDS
+            limit = 10**9 if self.fixed is not None else self.offers.get(server, 0) if alive else 0
+            assert seats <= max(before.by_server[server], limit), (server, before.seats, after.seats, limit)
+        if self.fixed is not None:
+            assert len(after.seats) <= max(len(before.seats), self.fixed), (before.seats, after.seats)
+
+    def check_order(self, before: Snapshot, after: Snapshot) -> None:
+        """Whoever was called stood before everybody who still waits."""
+        called = [user for user in before.waiting if after.people[user].state == "P"]
+        for user in called:
+            overtaken = [other for other, place in after.waiting.items() if place < before.waiting[user]]
+            assert not overtaken, (user, overtaken)
+
+    def check_people(self, before: Snapshot, after: Snapshot) -> None:
+        """Nobody is lost, nobody is in two states, places do not change while somebody is in line."""
+        assert after.contradictions() == []
+        assert set(after.people) == self.known
+        for user, place in after.waiting.items():
+            if user in before.waiting:
+                assert place == before.waiting[user]
+
+    def spend(self, ticket: str, session: str) -> None:
+        """A ticket lets one session in."""
+        assert self.spent.setdefault(ticket, session) == session
+
+
+class WaitingRoomMachine(RuleBasedStateMachine):
+    """The whole waiting room of one queue."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        prefix = f"t{secrets.token_hex(4)}"
+        self.opened = open_store(StoreSettings(url=self.url, prefix=prefix))
+        self.model = Model()
+        self.world = self.do(self.build())
+        self.tickets: list[str] = []
+        self.sessions: list[str] = []
+        self.seqs: dict[str, int] = {}
+        self.before: Snapshot | None = None
+
+    async def build(self) -> World:
+        return World(await self.opened.__aenter__())
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def teardown(self) -> None:
+        self.do(self.opened.__aexit__(None, None, None))
+        self.runner.close()
+
+    @rule(action=ACTIONS)
+    def act(self, action: tuple[str, dict[str, Any]]) -> None:
+        name, arguments = action
+        getattr(self, name)(**arguments)
+
+    @initialize(capacity=st.none() | SEATS, batch=st.integers(1, 5), packed=st.booleans())
+    def create(self, capacity: int | None, batch: int, packed: bool) -> None:
+        self.model.fixed = capacity
+        self.do(
+            self.world.configure(
+                capacity=capacity,
+                seats="servers" if capacity is None else "fixed",
+                batch=batch,
+                placement="packed" if packed else "most-free",
+                ticket_ttl_seconds=10,
+                session_ttl_seconds=30,
+                grace_seconds=8,
+                keep_seconds=6,
+                reentry_seconds=5,
+                finished_seconds=31_536_000,
+            )
+        )
+        self.rush(["u0", "u1", "u2"])
+        self.beat("s1", 2, 1, report=True)
+
+    def rush(self, users: list[str]) -> None:
+        for user in users:
+            self.enter(user)
+
+    def enter(self, user: str) -> None:
+        before = self.do(self.world.look())
+        status = self.do(self.world.enter(user))
+        self.model.known.add(user)
+        after = self.do(self.world.look())
+        was = before.people.get(user)
+        if was is None or was.state in "EFLB":
+            assert status == "WAITING"
+            assert after.line[-1] == user, "a newcomer stands last"
+        elif was.state in "WY":
+            assert status == "WAITING"
+            assert after.people[user].place == was.place
+        elif was.state == "K":
+            assert status in {"PROMOTED", "WAITING"}
+        assert len(after.seats) <= len(before.seats), "an entry takes no seat"
+
+    def ask(self, user: str) -> None:
+        if user in self.model.known:
+            before = self.do(self.world.look()).people[user]
+            status = self.do(self.world.room.status("default", "main", user, trusted=True))
+            if before.state == "W" and before.shown:
+                assert status.rank <= before.shown
+            if isinstance(status.ticket_id, str):
+                self.tickets.append(status.ticket_id)
+
+    def leave(self, user: str) -> None:
+        self.do(self.world.room.leave("default", "main", user, trusted=True))
+
+    def tick(self, workers: int) -> None:
+        before = self.do(self.world.look())
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(self.world.tick() for _ in range(workers)))
+
+        self.do(all_at_once())
+        after = self.do(self.world.look())
+        self.model.check_admission(before, after)
+        self.model.check_order(before, after)
+        for user in after.people:
+            self.ask(user)
+
+    def redeem(self, which: int, contenders: int, server: str | None) -> None:
+        if not self.tickets:
+            return
+        ticket = self.tickets[-1 - which % len(self.tickets)]
+        names = [f"x{len(self.sessions)}-{number}" for number in range(contenders)]
+        before = self.do(self.world.look())
+
+        async def all_at_once() -> list[int | BaseException]:
+            return await asyncio.gather(
+                *(self.world.redeem(ticket, name, server) for name in names), return_exceptions=True
+            )
+
+        entered = 0
+        for name, outcome in zip(names, self.do(all_at_once()), strict=True):
+            if isinstance(outcome, int):
+                entered += 1
+                self.model.spend(ticket, name)
+                self.sessions.append(name)
+                assert self.do(self.world.redeem(ticket, name, server)) == outcome, "the same session may ask again"
+                owner, _ = self.do(self.world.look()).sessions[name]
+                self.seqs[owner] = max(self.seqs.get(owner, 0), outcome)
+            else:
+                assert isinstance(outcome, TicketInvalid | TicketUsed | TicketExpired), outcome
+        assert entered <= 1
+        after = self.do(self.world.look())
+        assert len(after.seats) <= len(before.seats), "a redeem takes no seat that was not held"
+
+    def end(self, which: int, reason: Reason, again: bool) -> None:
+        if not self.sessions:
+            return
+        session = self.sessions[-1 - which % len(self.sessions)]
+        for _ in range(1 + again):
+            self.do(self.world.room.end("default", "main", session, None, reason))
+        assert session not in self.do(self.world.look()).sessions
+
+    def beat(self, server: str, capacity: int, room: int, report: bool) -> None:
+        look = self.do(self.world.look())
+        inside = [name for name, (owner, _) in look.sessions.items() if owner == server] if report else None
+        self.do(self.world.beat(server, capacity, capacity + room, sessions=inside, as_of=self.seqs.get(server, 0)))
+        views = {view.instance_id: view for view in self.do(self.world.room.servers("default", "main")).servers}
+        # What the store may fill now; an entry that comes back to a kept seat may use the room above it.
+        self.model.offers[server] = capacity if not views[server].draining else 0
+        self.model.beaten[server] = self.model.seconds
+
+    def leave_server(self, server: str, drain: bool) -> None:
+        before = self.do(self.world.look())
+        self.model.offers[server] = 0
+        self.do(self.world.room.remove_server("default", "main", server, drain=drain))
+        after = self.do(self.world.look())
+        self.model.check_admission(before, after)
+        if not drain:
+            assert after.by_server[server] == 0, "a server that left has no seat"
+
+    def change_capacity(self, capacity: int) -> None:
+        if self.model.fixed is not None:
+            self.model.fixed = capacity
+            before = self.do(self.world.look())
+            self.do(self.world.configure(capacity=capacity))
+            assert self.do(self.world.look()).seats == before.seats, "lowering it evicts nobody"
+
+    def change_rate(self, rate: float | None) -> None:
+        self.do(self.world.configure(rate_per_second=rate))
+
+    def switch(self, action: str) -> None:
+        self.do(self.world.operate(action))
+
+    def admit(self, number: int) -> None:
+        self.do(self.world.operate("admit", number))
+
+    def live(self, seconds: int, beating: set[str], asking: set[str]) -> None:
+        for _ in range(seconds):
+            before = self.do(self.world.look())
+            self.world.wait(1000)
+            self.model.seconds += 1
+            self.do(self.world.tick())
+            after = self.do(self.world.look())
+            self.model.check_admission(before, after)
+            self.model.check_order(before, after)
+            for server in beating & after.leases:
+                self.beat(server, self.model.offers.get(server, 0), 1, report=False)
+            for user in sorted(asking):
+                self.ask(user)
+
+    def step_clock(self, step: int) -> None:
+        before = self.do(self.world.look())
+        self.world.step_clock(step)
+        self.do(self.world.tick())
+        after = self.do(self.world.look())
+        self.model.check_admission(before, after)
+        for user, person in before.people.items():
+            if person.state == "W":
+                assert after.people[user].state in "WPY", "a step of the clock abandons nobody"
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        after = self.do(self.world.look())
+        self.model.check_people(self.before or after, after)
+        self.before = after
+
+
+def test_any_interleaving_keeps_every_promise(server: Topology) -> None:
+    WaitingRoomMachine.url = server.url
+    run_state_machine_as_test(
+        WaitingRoomMachine,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
