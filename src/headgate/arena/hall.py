@@ -60,7 +60,7 @@ class Hall:
         """Send a frame to one player, after what was posted before it."""
         if self._posted:
             self._deliver()
-        self._write(player, frame, 1, monotonic())
+        metrics.DELIVERED.inc(self._write(player, frame, 1, monotonic()))
 
     def sweep(self, idle_seconds: float, idle: Callable[[Player], None]) -> None:
         """Name everybody who has neither sent nor received a message for so long."""
@@ -76,24 +76,27 @@ class Hall:
         now = monotonic()
         everything = b"".join(frame for frame, _ in posted)
         senders = {sender for _, sender in posted if sender is not None}
+        delivered = 0
         for player in list(self.players.values()):
             if player not in senders:
-                self._write(player, everything, len(posted), now)
+                delivered += self._write(player, everything, len(posted), now)
                 continue
             others = [frame for frame, sender in posted if sender is not player]
             if others:
-                self._write(player, b"".join(others), len(others), now)
+                delivered += self._write(player, b"".join(others), len(others), now)
+        metrics.DELIVERED.inc(delivered)
 
-    def _write(self, player: Player, frames: bytes, count: int, now: float) -> None:
+    def _write(self, player: Player, frames: bytes, count: int, now: float) -> int:
+        """Write whole frames to a player's connection, and give how many; 0 if it is closing or reads too slowly."""
         connection = player.connection
         if connection.protocol.state is not OPEN:
-            return
+            return 0
         transport = connection.transport
         if transport.get_write_buffer_size() > self._backlog_bytes:
             player.blame("slow", Reason.DROPPED)
             transport.abort()
-            return
-        # Whole unmasked frames, written between the library's own writes, which are whole frames too.
+            return 0
+        # Unmasked frames are the same for everybody. They go between the library's own writes, which are whole frames too.
         transport.write(frames)
         player.last = now
-        metrics.DELIVERED.inc(count)
+        return count

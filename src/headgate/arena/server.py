@@ -70,6 +70,7 @@ class Arena:
         settings = self._settings
         metrics.SOFT_CAP.labels(settings.queue).set(settings.capacity)
         metrics.MAX_CAP.labels(settings.queue).set(settings.max_capacity or settings.capacity)
+        failure: BaseException | None = None
         async with asyncio.TaskGroup() as self._tasks:
             sweeping = self._tasks.create_task(self._sweep())
             async with serve(
@@ -86,13 +87,23 @@ class Arena:
                 max_size=settings.message_bytes,
                 logger=_silent,
             ) as server:
-                yield next(iter(server.sockets)).getsockname()[1]
+                try:
+                    yield next(iter(server.sockets)).getsockname()[1]
+                except BaseException as error:  # noqa: BLE001  # raised again below, as itself and not in a group
+                    failure = error
                 self.closing = True
             sweeping.cancel()
+        if failure is not None:
+            raise failure
 
     def offer(self, seats: Seats, check: TicketCheck) -> None:
         """Say which seats players come to, and how their signed tickets are checked."""
         self._seats, self._check = seats, check
+
+    @property
+    def offering(self) -> bool:
+        """Tell whether its seats are on offer."""
+        return self._seats is not None and not self.closing
 
     async def drain(self) -> None:
         """Take nobody new, tell the players, give them time, and send away whoever is still there."""

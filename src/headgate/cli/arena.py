@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -22,8 +23,10 @@ from headgate.sdk import Headgate
 from headgate.sdk.seats import Offer
 from headgate.store import Store, StoreSettings
 from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.problems import QueueUnknown
 
 SPARE_SECONDS = 5.0
+LOOK_SECONDS = 0.5
 
 log = structlog.get_logger()
 
@@ -77,14 +80,16 @@ async def arena(
     settings = configuration[ArenaSettings]
     refuse_taken(settings.host, settings.port, "--port")
     async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life) as hg:
-        backend = hg.backend
+        backend, game = hg.backend, Arena(settings)
 
         async def why_not() -> str | None:
             if life.quiet.is_set():
                 return "stopping"
+            if not game.offering:
+                return f"the queue {settings.queue} does not exist yet"
             return await store_trouble(backend) if isinstance(backend, Store) else None
 
-        await life.run(_serve(hg, configuration, life, why_not))
+        await life.run(_serve(game, hg, configuration, life, why_not))
     traces.close()
     return 0
 
@@ -103,10 +108,9 @@ async def _client(configuration: Configuration, life: Life) -> AsyncIterator[Hea
             yield hg
 
 
-async def _serve(hg: Headgate, configuration: Configuration, life: Life, why_not: Ready) -> None:
+async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: Life, why_not: Ready) -> None:
     """Offer seats and let players in until told to stop, then drain."""
     settings = configuration[ArenaSettings]
-    game = Arena(settings)
     async with game.open() as port:
         offer = hg.queue.offer_seats(
             capacity=settings.capacity,
@@ -114,12 +118,33 @@ async def _serve(hg: Headgate, configuration: Configuration, life: Life, why_not
             address=settings.address or f"ws://{settings.host}:{port}/gameserver",
             queue=settings.queue,
         )
-        async with offer, listen_operations(configuration, why_not) as ops_port:
-            game.offer(offer, _check(hg, offer, configuration))
+        async with listen_operations(configuration, why_not) as ops_port:
             log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
-            await life.quiet.wait()
-            await game.drain()
-            log.info("arena stopped")
+            if not await _queue_exists(hg, settings.queue, life):
+                return
+            async with offer:
+                game.offer(offer, _check(hg, offer, configuration))
+                await life.quiet.wait()
+                await game.drain()
+    log.info("arena stopped")
+
+
+async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
+    """Wait for the queue to be made, if it is not there yet; False if told to stop before that."""
+    told = False
+    while not life.quiet.is_set():
+        try:
+            await hg.queue.board(queue)
+        except QueueUnknown:
+            if not told:
+                log.warning("there is no such queue yet; waiting for it", queue=queue)
+            told = True
+        else:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await life.quiet.wait()
+    return False
 
 
 def _check(hg: Headgate, offer: Offer, configuration: Configuration) -> TicketCheck:
