@@ -47,6 +47,8 @@ from headgate.relay.relay import jobs as relay_jobs
 from headgate.relay.settings import RelaySettings
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.admin_api import operations as queue_admin_operations
+from headgate.waiting_room.api import operations as queue_operations
 from headgate.waiting_room.gate import Gate
 from headgate.waiting_room.gate_api import mount as gate_mount
 from headgate.waiting_room.gate_api import operations as gate_operations
@@ -81,6 +83,8 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
             *registry_operations(registry, prober),
             *lock_operations(locks),
             *relay_operations(relay),
+            *queue_operations(room),
+            *queue_admin_operations(room),
             *gate_operations(gate, room),
         ],
         mounts=[gate_mount(gate)],

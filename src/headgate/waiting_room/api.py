@@ -1,0 +1,270 @@
+"""The waiting room's routes for people in line and for the servers behind the door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from headgate.kit.http import EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
+from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
+from headgate.waiting_room.model import DEFAULT_QUEUE, Beat, Board, Entry, Reason, Redeemed, Servers, Status
+from headgate.waiting_room.problems import (
+    NotInLine,
+    QueueClosed,
+    QueueFull,
+    QueueReset,
+    QueueUnknown,
+    SessionTaken,
+    TicketExpired,
+    TicketInvalid,
+    TicketUsed,
+)
+from headgate.waiting_room.room import WaitingRoom
+
+TAG: Final = "queue"
+NO_STORE: Final = {"Cache-Control": "no-store"}
+MOST_REPORT: Final = 2_097_152
+LOST: Final = (QueueUnknown, QueueReset, NotInLine, Forbidden)
+PLACE_TOKEN: Final = {"X-Place-Token": "the placeToken of the entry, which proves the place"}
+
+Id = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
+Seats = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class EntryRequest(Wire):
+    """Who wants to join which queue."""
+
+    nickname: Annotated[str, Meta(min_length=1, max_length=64, examples=["Ryan"])]
+    queue: Name = DEFAULT_QUEUE
+    user_id: Id | None = None
+    proof: Annotated[str, Meta(max_length=4096)] | None = None
+
+
+class PersonQuery(Wire):
+    """Somebody in a queue; the place token may also be sent in X-Place-Token."""
+
+    user_id: Id
+    queue: Name = DEFAULT_QUEUE
+    place_token: Annotated[str, Meta(max_length=4096)] | None = None
+
+
+class QueueQuery(Wire):
+    """A queue."""
+
+    queue: Name = DEFAULT_QUEUE
+
+
+class HeartbeatRequest(Wire):
+    """What a server offers; `sessions` is who is inside, as far as the server knew at `asOf`."""
+
+    queue: Name = DEFAULT_QUEUE
+    capacity: Seats | None = None
+    max_capacity: Seats | None = None
+    address: Annotated[str, Meta(max_length=256)] = ""
+    sessions: list[Id] | None = None
+    as_of: Annotated[int, Meta(ge=0, le=9_007_199_254_740_992)] = 0
+
+
+class RemoveQuery(Wire):
+    """Which queue a server leaves; with drain it only takes nobody new."""
+
+    queue: Name = DEFAULT_QUEUE
+    drain: bool = False
+
+
+class RedeemRequest(Wire):
+    """The session that a ticket is spent for."""
+
+    session_id: Id
+    queue: Name = DEFAULT_QUEUE
+    instance_id: Id | None = None
+
+
+class EndRequest(Wire):
+    """Which session ends and why."""
+
+    queue: Name = DEFAULT_QUEUE
+    instance_id: Id | None = None
+    reason: Reason = Reason.LEFT
+
+
+def operations(room: WaitingRoom) -> list[Operation]:
+    """List the routes."""
+    api = _Api(room)
+
+    def route(method: str, path: str, handler: Any, summary: str, access: Access, **more: Any) -> Operation:
+        return Operation(method, path, handler, summary, access=access, tag=TAG, namespaced=True, **more)
+
+    service = Access.SERVICE
+    return [
+        route(
+            "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry,
+            errors=(QueueUnknown, QueueClosed, QueueFull, QueueReset, Forbidden), limit="entry",
+            user=lambda call: call.body.user_id, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
+            description="Without userId an anonymous waiter is made, whose userId is their secret. With one, a service token, "
+            "the site's proof or the place token is needed. The same user keeps the same place.",
+        ),
+        route(
+            "GET", "/api/queue/status", api.status, "Ask where somebody stands", Access.PUBLIC, query=PersonQuery,
+            answer=Status, errors=LOST, limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN,
+            description="Asking also says that they are still there.",
+        ),
+        route(
+            "DELETE", "/api/queue/entry", api.leave, "Leave a queue", Access.PUBLIC, query=PersonQuery,
+            errors=(QueueUnknown, Forbidden), limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN,
+            description="Gives up the place, or the ticket and its seat. Leaving twice is fine.",
+        ),
+        route(
+            "GET", "/api/queue/stream", api.stream, "Follow somebody's status", Access.PUBLIC, query=PersonQuery,
+            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=lambda call: call.query.user_id,
+            headers=PLACE_TOKEN, description="Server-Sent Events named `status`, one for each change.",
+        ),
+        route(
+            "GET", "/api/queue/board", api.board, "Look at the line", Access.PUBLIC, query=QueueQuery, answer=Board,
+            errors=(QueueUnknown,), limit="status",
+            description="The same for everybody and cacheable for a second; `marks` are pairs [place, rank].",
+        ),
+        route(
+            "PUT", "/api/queue/servers/{instanceId}", api.heartbeat, "Offer seats", service, body=HeartbeatRequest,
+            answer=Beat, errors=(QueueUnknown,), body_limit=MOST_REPORT,
+            description="A heartbeat every 3 s keeps a lease of 10 s. `report` in the answer asks for `sessions`, without "
+            "which a server that the store does not know offers no seat.",
+        ),
+        route(
+            "DELETE", "/api/queue/servers/{instanceId}", api.remove_server, "Stop offering seats", service,
+            query=RemoveQuery, errors=(QueueUnknown,),
+            description="With drain=true tickets are honoured and sessions stay; without, its sessions end at once.",
+        ),
+        route("GET", "/api/queue/servers", api.servers, "Show who offers seats", Access.READ, query=QueueQuery, answer=Servers,
+              errors=(QueueUnknown,)),
+        route(
+            "POST", "/api/queue/tickets/{ticketId}/redeem", api.redeem, "Spend a ticket", service, body=RedeemRequest,
+            answer=Redeemed, errors=(QueueUnknown, TicketInvalid, TicketUsed, TicketExpired, SessionTaken),
+            description="Exactly once; the same session may ask again and gets the same answer.",
+        ),
+        route(
+            "POST", "/api/queue/sessions/{sessionId}/end", api.end, "End a session", service, body=EndRequest,
+            body_optional=True, errors=(QueueUnknown,),
+            description="Frees the seat; `dropped` keeps it for its owner for `reentrySeconds`. May be repeated.",
+        ),
+        Operation(
+            "GET", "/.well-known/jwks.json", api.jwks, "Public keys of tickets", access=Access.PUBLIC, tag=TAG,
+            answer=dict[str, list[dict[str, str]]], description="A JWKS, newest key first.",
+        ),
+    ]  # fmt: skip
+
+
+class _Api:
+    def __init__(self, room: WaitingRoom) -> None:
+        self._room = room
+
+    async def entry(self, call: Call) -> Answer:
+        request: EntryRequest = call.body
+        entry = await self._room.entry(
+            call.namespace,
+            request.queue,
+            request.nickname,
+            user_id=request.user_id,
+            proof=request.proof,
+            place_token=call.header("x-place-token"),
+            idempotency_key=call.header("idempotency-key"),
+            trusted=call.caller.may(Access.SERVICE),
+        )
+        return Answer(entry, headers=NO_STORE)
+
+    async def status(self, call: Call) -> Answer:
+        query: PersonQuery = call.query
+        status = await self._room.status(
+            call.namespace,
+            query.queue,
+            query.user_id,
+            place_token=_token(call),
+            trusted=call.caller.may(Access.SERVICE),
+        )
+        return Answer(status, headers=NO_STORE)
+
+    async def leave(self, call: Call) -> None:
+        query: PersonQuery = call.query
+        await self._room.leave(
+            call.namespace,
+            query.queue,
+            query.user_id,
+            place_token=_token(call),
+            trusted=call.caller.may(Access.SERVICE),
+        )
+
+    async def stream(self, call: Call) -> Stream:
+        query: PersonQuery = call.query
+        statuses = self._room.watch(
+            call.namespace,
+            query.queue,
+            query.user_id,
+            place_token=_token(call),
+            trusted=call.caller.may(Access.SERVICE),
+        )
+        # The first one before the answer begins: who is not in line gets a plain problem, not a stream.
+        first = await anext(statuses)
+        return Stream(_events(first, statuses), headers=NO_STORE)
+
+    async def board(self, call: Call) -> Answer:
+        query: QueueQuery = call.query
+        board = await self._room.board(call.namespace, query.queue)
+        return Answer(board, headers={"Cache-Control": "public, max-age=1"})
+
+    async def heartbeat(self, call: Call) -> Beat:
+        request: HeartbeatRequest = call.body
+        return await self._room.heartbeat(
+            call.namespace,
+            request.queue,
+            call.path["instanceId"],
+            capacity=request.capacity,
+            max_capacity=request.max_capacity,
+            address=request.address,
+            sessions=request.sessions,
+            as_of=request.as_of,
+        )
+
+    async def remove_server(self, call: Call) -> None:
+        query: RemoveQuery = call.query
+        await self._room.remove_server(call.namespace, query.queue, call.path["instanceId"], drain=query.drain)
+
+    async def servers(self, call: Call) -> Servers:
+        query: QueueQuery = call.query
+        return await self._room.servers(call.namespace, query.queue)
+
+    async def redeem(self, call: Call) -> Answer:
+        request: RedeemRequest = call.body
+        redeemed = await self._room.redeem(
+            call.namespace, request.queue, call.path["ticketId"], request.session_id, request.instance_id
+        )
+        return Answer(redeemed, headers=NO_STORE)
+
+    async def end(self, call: Call) -> None:
+        request: EndRequest = call.body or EndRequest()
+        await self._room.end(call.namespace, request.queue, call.path["sessionId"], request.instance_id, request.reason)
+
+    async def jwks(self, _call: Call) -> Answer:
+        keys = await self._room.signing_keys()
+        return Answer(keys.jwks(), headers={"Cache-Control": "public, max-age=300"})
+
+
+async def _events(first: Status, rest: AsyncIterator[Status]) -> AsyncIterator[bytes]:
+    yield event("status", first)
+    try:
+        async for status in rest:
+            yield event("status", status)
+    except HeadgateError as error:
+        # The answer is under way, so its status cannot say it any more.
+        yield event("problem", error.document())
+
+
+def _token(call: Call) -> str | None:
+    """Give the place token, which may stand in a header or, for a browser's event stream, in the query."""
+    query: PersonQuery = call.query
+    header = call.header("x-place-token")
+    if header is not None and query.place_token is not None and header != query.place_token:
+        raise InvalidRequest("X-Place-Token and placeToken differ.", field="placeToken")
+    return header or query.place_token
