@@ -100,11 +100,6 @@ class Arena:
         """Say which seats players come to, and how their signed tickets are checked."""
         self._seats, self._check = seats, check
 
-    @property
-    def offering(self) -> bool:
-        """Tell whether its seats are on offer."""
-        return self._seats is not None and not self.closing
-
     async def drain(self) -> None:
         """Take nobody new, tell the players, give them time, and send away whoever is still there."""
         self.closing = True

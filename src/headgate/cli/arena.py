@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Annotated
 
 import structlog
+from cyclopts import Parameter
 
 from headgate.arena import Arena, ArenaSettings
 from headgate.arena.door import TicketCheck
@@ -18,11 +20,12 @@ from headgate.gateway.settings import GatewaySettings
 from headgate.kit import traces
 from headgate.kit.life import Life
 from headgate.kit.operations import Ready
+from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
 from headgate.sdk import Headgate
 from headgate.sdk.seats import Offer
 from headgate.store import Store, StoreSettings
-from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.problems import QueueUnknown
 
 SPARE_SECONDS = 5.0
@@ -41,6 +44,7 @@ async def arena(
     queue: str | None = None,
     capacity: int | None = None,
     ops_port: int | None = None,
+    demo: Annotated[bool, Parameter(show=False, negative=())] = False,
     leash: Leash = False,
 ) -> int:
     """Run the reference game server, a chat room behind a queue; any number of arenas may run.
@@ -63,6 +67,8 @@ async def arena(
         Seats that promotion fills.
     ops_port
         Port for probes and metrics.
+    demo
+        Make the queue if it does not exist.
     leash
         Stop when stdin ends.
     """
@@ -85,10 +91,10 @@ async def arena(
         async def why_not() -> str | None:
             if life.quiet.is_set():
                 return "stopping"
-            if not game.offering:
-                return f"the queue {settings.queue} does not exist yet"
             return await store_trouble(backend) if isinstance(backend, Store) else None
 
+        if demo:
+            await _make_queue(hg, settings)
         await life.run(_serve(game, hg, configuration, life, why_not))
     traces.close()
     return 0
@@ -127,6 +133,16 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
                 await life.quiet.wait()
                 await game.drain()
     log.info("arena stopped")
+
+
+async def _make_queue(hg: Headgate, settings: ArenaSettings) -> None:
+    """Make the queue whose seats are the arenas', unless it is there; one that was changed stays as it is."""
+    if isinstance(hg.backend, Store):
+        queues = WaitingRoom(hg.backend).queues
+        with suppress(VersionConflict):
+            await queues.configure(
+                queues.thing(settings.namespace, settings.queue), PolicyChange(), who="headgate up", expected=0
+            )
 
 
 async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
