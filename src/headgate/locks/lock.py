@@ -18,7 +18,7 @@ from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
-from headgate.locks.model import Grant, LockEvent, LockHeld, LockState, Want, checked_holder
+from headgate.locks.model import Grant, LockEvent, LockHeld, LockState, Want, checked_holder, read_state
 from headgate.locks.settings import LockSettings
 from headgate.locks.source import CLOSE_SECONDS, LockSource
 from headgate.locks.watch import watch_lock
@@ -270,13 +270,6 @@ async def _called(waiter: Waiter, limit: float | None) -> bool:
             return await waiter.called.wait()
     except TimeoutError:
         return False
-
-
-def read_state(name: str, reply: object) -> LockState:
-    """Read what show.lua tells."""
-    held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
-    words = label.decode() if isinstance(label, bytes) else ""
-    return LockState(name, held == 1, int(fence), int(waiting), int(left), words, int(held_ms))
 
 
 def read_event(fields: list[bytes]) -> LockEvent:

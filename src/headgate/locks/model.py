@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from datetime import datetime
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -107,6 +107,13 @@ class LockState(msgspec.Struct, frozen=True, rename="camel"):
     """How long the lease still lasts if it is not renewed."""
     label: str = ""
     held_ms: int = 0
+
+
+def read_state(name: str, reply: object) -> LockState:
+    """Read what show.lua tells."""
+    held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
+    words = label.decode() if isinstance(label, bytes) else ""
+    return LockState(name, held == 1, int(fence), int(waiting), int(left), words, int(held_ms))
 
 
 class LockEvent(msgspec.Struct, frozen=True, rename="camel"):

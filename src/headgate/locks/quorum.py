@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -202,11 +203,12 @@ class Quorum(LockSource):
         states = await _answers(voter.show(namespace or self.namespace, name, deadline) for voter in self.voters)
         if len(states) < self.majority:
             raise QuorumLost(f"Only {len(states)} of {len(self.voters)} servers answer.")
-        fence = max(state.fence for state in states)
-        holding = [state for state in states if state.held and state.fence == fence]
-        if len(holding) < self.majority:
-            return LockState(name, False, fence, 0, 0)
-        return LockState(name, True, fence, 0, min(state.ttl_ms for state in holding))
+        counts = Counter(state.fence for state in states if state.held)
+        fence, votes = counts.most_common(1)[0] if counts else (0, 0)
+        if votes < self.majority:
+            return LockState(name, False, max(state.fence for state in states), 0, 0)
+        holding = sorted((state for state in states if state.held and state.fence == fence), key=lambda s: -s.ttl_ms)
+        return holding[self.majority - 1]  # the majority lasts as long as the last vote that it needs
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
         """Give a lock's state now and after each change of hands."""
@@ -220,10 +222,7 @@ class Quorum(LockSource):
         if deadline is not None:
             limit = min(limit, deadline)
         votes = _Votes()
-        pending = {
-            self.beside(voter.vote(want.namespace, want.name, holder, want.ttl_ms, floor, limit))
-            for voter in self.voters
-        }
+        pending = {self.beside(voter.vote(want, holder, floor, limit)) for voter in self.voters}
         while len(votes.given) < self.majority and len(votes.refused) + votes.failed <= self._spare:
             done, pending = await asyncio.wait(
                 pending, timeout=max(0.0, limit - loop.time()), return_when=asyncio.FIRST_COMPLETED

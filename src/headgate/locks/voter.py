@@ -9,7 +9,7 @@ from typing import Final, cast
 import structlog
 
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.locks.model import LockState
+from headgate.locks.model import LockState, Want, read_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
 from headgate.store.address import Kind, parse_address
 from headgate.store.link import read_info
@@ -84,13 +84,12 @@ class Voter:
             raise StoreUnavailable(f"{self.name} cannot be reached: {self.trouble}.")
         return self.store
 
-    async def vote(self, namespace: str, name: str, holder: str, ttl_ms: int, floor: int, deadline: float) -> Vote:
+    async def vote(self, want: Want, holder: str, floor: int, deadline: float) -> Vote:
         """Ask for this server's vote; raises StoreUnavailable when it does not answer or may not vote."""
         store = self.reached
-        given, number, replication_id = cast(
-            "tuple[int, bytes, bytes]",
-            await store.run(VOTE, self.thing(namespace, name), holder, ttl_ms, floor, KEEP_MS, deadline=deadline),
-        )
+        thing = self.thing(want.namespace, want.name)
+        reply = await store.run(VOTE, thing, holder, want.ttl_ms, floor, KEEP_MS, want.label, deadline=deadline)
+        given, number, replication_id = cast("tuple[int, bytes, bytes]", reply)
         if not given:
             return Vote(left=int(number) / 1000)
         silent = await self._silent_for(store, replication_id.decode(), deadline)
@@ -105,8 +104,7 @@ class Voter:
     async def show(self, namespace: str, name: str, deadline: float) -> LockState:
         """Tell how this server's vote stands."""
         reply = await self.reached.run(SHOW, self.thing(namespace, name), deadline=deadline)
-        held, fence, _, left, *_ = cast("list[int | bytes]", reply)
-        return LockState(name, held == 1, int(fence), 0, int(left))
+        return read_state(name, reply)
 
     async def state(self, deadline: float) -> str:
         """Say whether this server votes: voting, silent (it restarted lately), or away."""

@@ -1,0 +1,268 @@
+"""Quorum locks over five servers that know nothing of each other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from headgate.kit.problems import InvalidRequest
+from headgate.locks import Election, FenceOutdated, Leader, LockHeld, LockLost, Locks, Quorum, QuorumLost
+from headgate.store import StoreSettings, open_store
+from tests.store.lock_history import History
+from tests.topology import FaultyProxy, Node, eventually
+
+pytestmark = pytest.mark.topology("standalone")
+
+# Durable to the last write, so that a restart costs no vote; one test asks for less.
+DURABLE: dict[str, str | int] = {"appendfsync": "always"}
+
+
+@pytest.fixture(scope="module")
+def shared_nodes() -> Iterator[list[Node]]:
+    nodes = [Node(f"voter-{n}", DURABLE) for n in range(5)]
+    try:
+        for node in nodes:
+            node.spawn()
+        for node in nodes:
+            node.wait_ready()
+        yield nodes
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+@pytest.fixture
+def nodes(shared_nodes: list[Node]) -> Iterator[list[Node]]:
+    """All five, whole again afterwards."""
+    yield shared_nodes
+    for node in shared_nodes:
+        if node.running:
+            node.resume()
+        else:
+            node.start()
+
+
+@pytest.fixture
+async def quorum(nodes: list[Node], prefix: str) -> AsyncIterator[Quorum]:
+    async with Quorum([node.url for node in nodes], prefix=prefix, longest_ttl=30) as made:
+        yield made
+
+
+@pytest.fixture
+async def other(nodes: list[Node], prefix: str) -> AsyncIterator[Quorum]:
+    async with Quorum([node.url for node in nodes], prefix=prefix, longest_ttl=30) as made:
+        yield made
+
+
+async def test_one_holds_and_fences_grow(quorum: Quorum, other: Quorum) -> None:
+    fences = []
+    for who in (quorum, other, quorum):
+        async with who.lock("a", ttl=5) as held:
+            fences.append(held.fence)
+            with pytest.raises(LockHeld):
+                await other.acquire(other.lock("a", wait=0).want, taker=object())
+            assert (await quorum.show("a")).held
+    assert fences == sorted(set(fences))
+    assert not (await quorum.show("a")).held
+
+
+async def test_it_works_with_two_down_and_fails_with_three(nodes: list[Node], quorum: Quorum) -> None:
+    nodes[0].kill()
+    nodes[1].kill()
+    async with quorum.lock("a", ttl=5, wait=2) as held:
+        first = held.fence
+    nodes[2].kill()
+    began = time.monotonic()
+    with pytest.raises(QuorumLost):
+        await quorum.lock("a", ttl=20, wait=0).acquire()
+    assert time.monotonic() - began < 1
+    assert not (await quorum.health()).ok
+    for node in nodes[:3]:
+        node.start()
+    # What the two said yes to was taken back: the lock is free long before that lease would have ended.
+    began = time.monotonic()
+    await eventually(lambda: _healthy(quorum), 10)
+    async with quorum.lock("a", ttl=5, wait=5) as held:
+        assert held.fence > first
+    assert time.monotonic() - began < 10
+
+
+async def test_a_minority_leaves_nothing_behind(nodes: list[Node], quorum: Quorum, prefix: str) -> None:
+    for node in nodes[:3]:
+        node.pause()
+    with pytest.raises(QuorumLost):
+        await quorum.lock("a", ttl=20, wait=0).acquire()
+    for node in nodes[:3]:
+        node.resume()
+    await eventually(lambda: all(_holder(node, prefix) == "" for node in nodes), 10)
+
+
+async def test_a_slow_server_does_not_slow_it(nodes: list[Node], prefix: str) -> None:
+    async with FaultyProxy(nodes[0].port) as first, FaultyProxy(nodes[1].port) as second:
+        urls = [first.url, second.url, *(node.url for node in nodes[2:])]
+        async with Quorum(urls, prefix=prefix, longest_ttl=30) as quorum:
+            async with quorum.lock("a", ttl=5):
+                pass
+            first.delay(0.2)
+            second.delay(0.2)
+            began = time.monotonic()
+            held = await quorum.lock("a", ttl=5).acquire()
+            assert time.monotonic() - began < 0.15
+            first.heal()
+            second.heal()
+            await held.release()
+
+
+async def test_waiters_are_called_and_exclude_each_other(nodes: list[Node], prefix: str) -> None:
+    history = History()
+    async with AsyncExitStack() as stack:
+        urls = [node.url for node in nodes]
+        clients = [await stack.enter_async_context(Quorum(urls, prefix=prefix, longest_ttl=30)) for _ in range(3)]
+
+        async def work(client: Quorum) -> None:
+            for _ in range(4):
+                async with client.lock("a", ttl=5) as held:
+                    holding = history.begin(held.fence)
+                    await asyncio.sleep(0.005)
+                    holding.end = time.monotonic()
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(work(client) for client in clients for _ in range(3)))
+    history.check()
+    assert len(history.holdings) == 36
+
+
+async def test_a_holder_without_a_majority_is_told_before_its_lease_ends(nodes: list[Node], quorum: Quorum) -> None:
+    told = 0.0
+    began = time.monotonic()
+    with pytest.raises(LockLost):  # noqa: PT012 -- the block is what is tested
+        async with quorum.lock("a", ttl=2):
+            for node in nodes[:3]:
+                node.pause()
+            try:
+                await asyncio.sleep(10)
+            finally:
+                told = time.monotonic()
+    assert told - began < 2
+
+
+async def test_a_held_lock_survives_two_dead_servers(nodes: list[Node], quorum: Quorum, other: Quorum) -> None:
+    async with quorum.lock("a", ttl=1.5) as held:
+        nodes[3].kill()
+        nodes[4].kill()
+        await asyncio.sleep(2.5)
+        assert held.fence
+        with pytest.raises(LockHeld):
+            await other.acquire(other.lock("a", ttl=1, wait=0).want, taker=object())
+
+
+async def test_a_server_that_forgot_its_vote_does_not_vote_for_one_ttl(prefix: str) -> None:
+    nodes = [Node(f"forgetful-{n}", {"appendonly": "no"}) for n in range(3)]
+    try:
+        for node in nodes:
+            node.start()
+        urls = [node.url for node in nodes]
+        async with Quorum(urls, prefix=prefix, longest_ttl=3) as quorum:
+            await eventually(lambda: _healthy(quorum), 15)  # all of them were just started
+            held = await quorum.lock("a", ttl=3).acquire()
+            for node in nodes[:2]:
+                await node.restart()  # both have forgotten who holds the lock
+            with pytest.raises((QuorumLost, LockHeld)):
+                await quorum.acquire(quorum.lock("a", ttl=1, wait=0).want, taker=object())
+            states = (await quorum.health()).servers
+            assert sorted(states.values()) == ["silent", "silent", "voting"]
+            held._timer.cancel()
+            await eventually(lambda: _healthy(quorum), 15)
+            assert time.monotonic() > held.lease_ends
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+async def test_the_failover_of_the_seed_gives_one_holder_by_majority(nodes: list[Node], prefix: str) -> None:
+    """Client A has the lock; one primary dies and its replica, which never heard of it, takes its place."""
+    replica = Node("replica", DURABLE)
+    try:
+        replica.start()
+        async with FaultyProxy(nodes[0].port) as door:
+            urls = [door.url, *(node.url for node in nodes[1:])]
+            async with (
+                Quorum(urls, prefix=prefix, longest_ttl=30) as a,
+                Quorum(urls, prefix=prefix, longest_ttl=30) as b,
+            ):
+                async with a.lock("a", ttl=10) as held:
+                    nodes[0].kill()
+                    door.target = replica.port
+                    door.cut()
+                    with pytest.raises(LockHeld):
+                        await b.lock("a", ttl=10, wait=0.5).acquire()
+                    assert held.fence
+    finally:
+        replica.stop()
+
+
+async def test_the_failover_of_the_seed_with_one_store_is_caught_by_the_fence(prefix: str) -> None:
+    """The same with one store: both think they hold the lock, and the resource refuses the first."""
+    primary, replica = Node("primary", DURABLE), Node("replica", DURABLE)
+    try:
+        primary.start()
+        replica.start()  # it was never told anything: the worst case of a failover
+        async with FaultyProxy(primary.port) as door:
+            async with open_store(StoreSettings(url=door.url, prefix=prefix)) as store, Locks(store) as locks:
+                a = await locks.lock("a", ttl=30).acquire()
+                old = a.fence
+                primary.kill()
+                door.target = replica.port
+                door.cut()
+                b = await locks.acquire(locks.lock("a", ttl=30).want, taker=object())
+                assert b.fence > old
+                await locks.fenced_set("row", "b", b.fence)
+                with pytest.raises(FenceOutdated):
+                    await locks.fenced_set("row", "a", old)
+                await b.release()
+    finally:
+        primary.stop()
+        replica.stop()
+
+
+async def test_an_election_by_majority(quorum: Quorum, other: Quorum) -> None:
+    seen: list[Leader | None] = []
+
+    async def observe() -> None:
+        async for leader in Election(other, "boss").observe():
+            seen.append(leader)  # noqa: PERF401 -- it is read while it grows
+
+    observer = asyncio.create_task(observe())
+    await eventually(lambda: seen == [None])
+    async with Election(quorum, "boss", ttl=5, candidate="ann").campaign() as term:
+        await eventually(lambda: seen[-1] == Leader("ann", term.grant.fence))
+    await eventually(lambda: seen[-1] is None)
+    observer.cancel()
+    await asyncio.wait({observer})
+
+
+def test_what_is_no_quorum_is_refused() -> None:
+    for urls in (
+        ["valkey://a"],
+        ["valkey://a", "valkey://a", "valkey://b"],
+        ["valkey+cluster://a", "valkey://b", "valkey://c"],
+    ):
+        with pytest.raises(InvalidRequest):
+            Quorum(urls)
+
+
+async def test_a_ttl_longer_than_the_quorums_is_refused(quorum: Quorum) -> None:
+    with pytest.raises(InvalidRequest):
+        await quorum.lock("a", ttl=31).acquire()
+
+
+async def _healthy(quorum: Quorum) -> bool:
+    return all(state == "voting" for state in (await quorum.health()).servers.values())
+
+
+def _holder(node: Node, prefix: str) -> str:
+    return str(node.command("HGET", f"{prefix}:vote:{{default/a}}:meta", "holder") or "")
