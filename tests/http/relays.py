@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 
 from tests.processes import GatewayProcess
-from tests.topology import HOST
+from tests.topology import HOST, reaper, wait_until
 
 
 class RelayProcess(GatewayProcess):
@@ -25,6 +25,12 @@ class RelayProcess(GatewayProcess):
         self._environment["HEADGATE_STORE_PREFIX"] = self.prefix
         self._command = [sys.executable, "-m", "headgate", "serve", "relay", "--store", store_url]
         self._command += ["--port", str(self.port), "--ops-port", str(self.ops_port), *arguments]
+
+    def start(self) -> None:
+        """Start it and block until it says that it is ready."""
+        with (self.directory / "log").open("ab") as output:
+            self._process = reaper().spawn(self._command, output, self._environment)
+        wait_until(self._ready, 60, "the relay is ready")
 
     def family(self) -> list[int]:
         """Give the process ids of the relay and its workers."""

@@ -103,21 +103,21 @@ class Runner:
     async def _fresh(self, upstream: str) -> list[str]:
         """Read jobs that nobody has read yet."""
         room = min(PAGE, self._settings.held_jobs - len(self._held))
-        if room <= 0:
-            return []
         thing = self._upstreams.thing(upstream)
         if not await self._store.read(thing, "EXISTS", thing.key("jobs")):
             return []
+        # Without room for more, one of ours is read again: a reader that asks for nothing is taken for dead.
+        count, after = (room, ">") if room > 0 else (1, "0")
         command = (
             "XREADGROUP",
             "GROUP",
             GROUP,
             self._permits.process,
             "COUNT",
-            room,
+            count,
             "STREAMS",
             thing.key("jobs"),
-            ">",
+            after,
         )
         try:
             reply = await self._store.write(thing, *command)
@@ -153,12 +153,7 @@ class Runner:
             facts = dict(zip(cast("list[bytes]", consumer[::2]), consumer[1::2], strict=True))
             name, pending = cast("bytes", facts[b"name"]), cast("int", facts[b"pending"])
             ours = name.decode() == self._permits.process
-            beat = await self._store.read(thing, "ZSCORE", thing.key("relays"), name)
-            newest = cast(
-                "list[bytes]", await self._store.read(thing, "ZRANGE", thing.key("relays"), -1, -1, "WITHSCORES")
-            )
-            quiet = beat is None or (newest and float(newest[1]) - float(cast("bytes", beat)) > DEAD_MS)
-            if not ours and not (quiet and cast("int", facts[b"idle"]) > DEAD_MS):
+            if not ours and cast("int", facts[b"idle"]) < DEAD_MS:
                 continue
             if not pending:
                 if not ours:

@@ -1,0 +1,153 @@
+"""Jobs: accepted now, answered later, through real relay processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from headgate.relay.judge import SlidingLog
+from headgate.relay.strict import Delays, StrictUpstream
+from tests.http.relays import RelayProcess
+from tests.topology import Topology, eventually
+
+
+@pytest.fixture(scope="module")
+def relay(server: Topology) -> Iterator[RelayProcess]:
+    with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "2"}) as process:
+        yield process
+
+
+@pytest.fixture
+async def client(relay: RelayProcess) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=relay.url, headers={"X-API-Token": relay.token}, timeout=30) as made:
+        yield made
+
+
+@pytest.fixture
+def name() -> str:
+    return f"job-{secrets.token_hex(4)}"
+
+
+async def put(client: httpx2.AsyncClient, name: str, url: str, count: int, seconds: float, **more: object) -> None:
+    body = {
+        "baseUrl": url,
+        "limits": [{"count": count, "seconds": seconds}],
+        "timeoutSeconds": 3,
+        "deliverySeconds": 0.2,
+        "forwardUser": True,
+    } | more
+    assert (await client.put(f"/api/admin/upstreams/{name}", json=body)).status_code == 200
+
+
+async def submit(client: httpx2.AsyncClient, name: str, method: str = "POST", user: str = "u1", **more: str) -> str:
+    headers = {"X-User-Id": user, "Prefer": "respond-async"} | more
+    response = await client.request(method, f"/relay/{name}/work", headers=headers, content=b"payload")
+    assert response.status_code == 202, response.text
+    assert response.headers["preference-applied"] == "respond-async"
+    return response.headers["location"]
+
+
+async def state(client: httpx2.AsyncClient, location: str) -> dict[str, Any]:
+    return dict((await client.get(location)).json())
+
+
+async def ended(client: httpx2.AsyncClient, locations: list[str], seconds: float = 20) -> list[dict[str, Any]]:
+    async def all_ended() -> bool:
+        return all([(await state(client, location))["state"] not in ("waiting", "sending") for location in locations])
+
+    await eventually(all_ended, seconds, every=0.1)
+    return [await state(client, location) for location in locations]
+
+
+async def test_jobs_are_sent_within_the_limit_and_answered(client: httpx2.AsyncClient, name: str) -> None:
+    async with StrictUpstream(lambda: SlidingLog(4, 1.0, strict=True), Delays(0.01, tail=0.2)).open() as upstream:
+        await put(client, name, upstream.url, 4, 1.0)
+        locations = [await submit(client, name) for _ in range(12)]
+        last = await state(client, locations[-1])
+        assert last["state"] == "waiting"
+        assert last["position"] >= 1
+        assert last["eta"].endswith("Z")
+        views = await ended(client, locations)
+        assert {view["state"] for view in views} == {"done"}
+        assert [view["response"]["status"] for view in views] == [200] * 12
+        assert '"user": "u1"' in views[0]["response"]["body"]
+        assert upstream.refused == 0
+        assert upstream.bodies == [b"payload"] * 12
+
+
+async def test_waiting_job_is_cancelled_and_never_sent(client: httpx2.AsyncClient, name: str) -> None:
+    async with StrictUpstream().open() as upstream:
+        await put(client, name, upstream.url, 1, 3600)
+        first = await submit(client, name)
+        await ended(client, [first])
+        second = await submit(client, name, **{"X-Deadline-Ms": "80000000"})
+        assert (await client.delete(second)).status_code == 204
+        assert (await state(client, second))["state"] == "cancelled"
+        assert (await client.delete(second)).status_code == 204
+        status = (await client.get(f"/api/admin/upstreams/{name}/status")).json()
+        await eventually(lambda: _waiting(client, name, 0))
+        assert status["name"] == name
+        assert upstream.count == 1
+
+
+async def _waiting(client: httpx2.AsyncClient, name: str, count: int) -> bool:
+    return bool((await client.get(f"/api/admin/upstreams/{name}/status")).json()["waiting"] == count)
+
+
+async def test_unknown_job_is_404(client: httpx2.AsyncClient, name: str) -> None:
+    for id in ("nonsense", f"01ARZ3NDEKTSV4RRFFQ69G5FAV.{name}", "../x"):
+        response = await client.get(f"/relay/jobs/{id}")
+        assert response.status_code == 404
+
+
+async def test_killed_relay_leaves_its_jobs_to_another(server: Topology, name: str) -> None:
+    """Safe ones are sent again; an unsafe one that was on its way ends as unknown; none is sent twice that must not be."""
+    with RelayProcess(server.url) as dying:
+        environment = {"HEADGATE_ADMIN_TOKEN": dying.token}
+        async with (
+            StrictUpstream(lambda: SlidingLog(3, 1.0, strict=True), Delays(0.4)).open() as upstream,
+            httpx2.AsyncClient(base_url=dying.url, headers={"X-API-Token": dying.token}, timeout=10) as client,
+        ):
+            await put(client, name, upstream.url, 3, 1.0)
+            unsafe = [await submit(client, name, user="u1") for _ in range(3)]
+            safe = [await submit(client, name, "GET", user="u2") for _ in range(3)]
+            waiting = [await submit(client, name, user="u1") for _ in range(6)]
+
+            async def all_sending() -> bool:
+                return all([(await state(client, job))["state"] == "sending" for job in [*unsafe, *safe]])
+
+            await eventually(all_sending, 5, every=0.005)
+            dying.kill()
+            with RelayProcess(server.url, prefix=dying.prefix, environment=environment) as heir:
+                async with httpx2.AsyncClient(
+                    base_url=heir.url, headers={"X-API-Token": dying.token}, timeout=10
+                ) as other:
+                    views = await ended(other, [*unsafe, *safe, *waiting], 40)
+                    assert [view["state"] for view in views] == ["unknown"] * 3 + ["done"] * 9
+                    assert upstream.refused == 0
+                    assert len(upstream.arrivals["u1"]) <= 3 + 6
+
+
+async def test_stopping_relay_finishes_what_it_has(server: Topology, name: str) -> None:
+    with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "5"}) as stopping:
+        async with (
+            StrictUpstream(lambda: SlidingLog(2, 1.0, strict=True), Delays(0.1)).open() as upstream,
+            httpx2.AsyncClient(base_url=stopping.url, headers={"X-API-Token": stopping.token}, timeout=20) as client,
+        ):
+            await put(client, name, upstream.url, 2, 1.0)
+            under_way = [
+                asyncio.ensure_future(client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1"})) for _ in range(4)
+            ]
+            await eventually(lambda: _waiting(client, name, 2))
+            os.kill(stopping.pid, signal.SIGTERM)
+            answers = await asyncio.gather(*under_way)
+            assert [answer.status_code for answer in answers] == [200] * 4
+            assert upstream.refused == 0
+        assert stopping.wait() == 0
