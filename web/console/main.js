@@ -1,13 +1,25 @@
 // The console's frame: who is signed in, which part is shown, and the way between them.
 import { Problem, get, onSignedOut, post, remove } from './api.js';
 import { fill, h, toast } from './dom.js';
-import { queues } from './views/queues.js';
+import { locks } from './views/locks.js';
 import { queue } from './views/queue.js';
+import { queues } from './views/queues.js';
+import { service, services } from './views/services.js';
+import { setting, settings } from './views/settings.js';
+import { system } from './views/system.js';
+import { tokens } from './views/tokens.js';
+import { upstream, upstreams } from './views/upstreams.js';
 
 // Each part of the console: its title, and the views by address (#/queues/main). A view is given its element and the words
 // behind its name, and returns a function that ends it.
 const PARTS = [
   { name: 'queues', title: 'Queues', list: queues, one: queue },
+  { name: 'services', title: 'Services', list: services, one: service },
+  { name: 'config', title: 'Config', list: settings, one: setting },
+  { name: 'relay', title: 'Relay', list: upstreams, one: upstream },
+  { name: 'locks', title: 'Locks', list: locks },
+  { name: 'tokens', title: 'Tokens', list: tokens, role: 'admin' },
+  { name: 'system', title: 'System', list: system },
 ];
 
 const view = document.getElementById('view');
@@ -31,15 +43,6 @@ async function start() {
     return showSignIn(problem.status === 401 ? '' : problem.message);
   }
   show();
-}
-
-/** The namespace all pages speak of, kept in the address so that it can be shared. */
-export function namespace() {
-  return new URLSearchParams(location.search).get('namespace') || session?.namespace || 'default';
-}
-
-export function role() {
-  return session?.role ?? 'read';
 }
 
 function show() {

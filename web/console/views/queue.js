@@ -4,7 +4,7 @@ import { chart, Trail } from '../chart.js';
 import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
 import { form } from '../forms.js';
 import { live } from '../live.js';
-import { state } from './queues.js';
+import { seats, state } from './queues.js';
 
 const FIELDS = [
   { group: 'Admission', name: 'seats', title: 'Seats come from', kind: 'choice', choices: ['fixed', 'servers'] },
@@ -131,9 +131,9 @@ export function queue(view, [name], session) {
     fill(heading, state(data));
     fill(numbers, figures([
       ['Waiting', number(data.waiting)], ['Away', number(data.away)], ['Called', number(data.holds)], ['Inside', number(data.sessions)],
-      ['Seats', number(data.seatsTotal)], ['Admitted', number(data.admittedTotal)], ['Rate / s', number(data.measuredRate)], ['Generation', number(data.generation)],
+      ['Seats', seats(data.figures.capacity)], ['Admitted', number(data.admittedTotal)], ['Rate / s', number(data.figures.ratePerSecond)], ['Generation', number(data.generation)],
     ]));
-    trail.add({ waiting: data.waiting, inside: data.sessions + data.holds, seats: data.seatsTotal, rate: data.measuredRate });
+    trail.add({ waiting: data.waiting, inside: data.sessions + data.holds, seats: data.figures.capacity < 10000000 ? data.figures.capacity : null, rate: data.figures.ratePerSecond });
     charts.line.update(trail.series('waiting'));
     charts.seats.update(trail.series('inside', 'seats'));
     charts.flow.update(trail.series('rate'));
@@ -157,17 +157,29 @@ export function queue(view, [name], session) {
     ], found?.servers ?? [], 'No server offers seats here.'));
     const minutes = history?.minutes ?? [];
     charts.minutes.update([
-      { name: 'median', points: minutes.map((row) => [Date.parse(row.at), row.waitMedianSeconds ?? null]) },
-      { name: 'ETA error', points: minutes.map((row) => [Date.parse(row.at), row.etaErrorSeconds ?? null]) },
+      { name: 'mean wait', points: minutes.map((row) => [Date.parse(row.minute), row.meanWaitSeconds]) },
+      { name: 'mean ETA error', points: minutes.map((row) => [Date.parse(row.minute), row.meanEtaErrorSeconds]) },
     ]);
     fill(audit, table([
       { title: 'When', value: (row) => h('span', { title: moment(row.at) }, ago(row.at)) },
-      { title: 'Who', value: (row) => row.by },
+      { title: 'Who', value: (row) => row.who },
       { title: 'What', value: (row) => row.action },
-      { title: 'Old', value: (row) => h('code', {}, row.old ? JSON.stringify(row.old) : '') },
-      { title: 'New', value: (row) => h('code', {}, row.new ? JSON.stringify(row.new) : '') },
-    ], trailOfChanges?.entries ?? [], 'Nothing was changed yet.'));
+      { title: 'Changed', value: (row) => difference(row.old, row.new) },
+    ], trailOfChanges?.records ?? [], 'Nothing was changed yet.'));
   }
 
   return stop;
+}
+
+/** Say in a few words what a change changed: policies field by field, switches as they are. */
+function difference(before, after) {
+  try {
+    const old = before ? JSON.parse(before) : {};
+    const now = JSON.parse(after);
+    const fields = Object.keys(now).filter((name) => JSON.stringify(now[name]) !== JSON.stringify(old[name]));
+    if (!before) return h('span', { class: 'soft' }, 'created');
+    return h('ul', { class: 'changes' }, fields.map((name) => h('li', {}, h('code', {}, `${name}: ${JSON.stringify(old[name])} → ${JSON.stringify(now[name])}`))));
+  } catch {
+    return h('code', {}, [before, after].filter(Boolean).join(' → '));
+  }
 }

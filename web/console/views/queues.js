@@ -16,13 +16,16 @@ export function queues(view, session) {
       { title: 'Queue', value: (row) => h('a', { href: `#/queues/${encodeURIComponent(row.queue)}` }, row.queue) },
       { title: 'State', value: state },
       { title: 'Waiting', number: true, value: (row) => number(row.waiting) },
-      { title: 'Inside', number: true, value: (row) => `${number(row.sessions + row.holds)} / ${number(row.seatsTotal)}` },
-      { title: 'Admitted / s', number: true, value: (row) => number(row.measuredRate) },
+      { title: 'Inside', number: true, value: (row) => `${number(row.sessions + row.holds)} / ${seats(row.figures.capacity)}` },
+      { title: 'Admitted / s', number: true, value: (row) => number(row.figures.ratePerSecond) },
       { title: 'Limit / s', number: true, value: (row) => (row.ratePerSecond === null ? 'none' : number(row.ratePerSecond)) },
       { title: 'Admitted', number: true, value: (row) => number(row.admittedTotal) },
     ], found, 'There is no queue yet.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; list.classList.toggle('stale', Boolean(problem)); } });
 }
+
+/** A number of seats; so many that there is no limit is said as such. */
+export const seats = (count) => (count >= 10000000 ? 'no limit' : number(count));
 
 /** How a queue stands, in a word. */
 export function state(row) {
