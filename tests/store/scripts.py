@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 from headgate.store import Store, Thing, script
 
 TALLY = script("tests.store", "tally")
+TALLY_ALL = script("tests.store", "tally_all")
 NOTE = script("tests.store", "note")
 NUMBER = script("tests.store", "number")
 LOOK = script("tests.store", "look")

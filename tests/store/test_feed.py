@@ -181,7 +181,8 @@ async def test_a_slow_watcher_delays_nobody_and_loses_nothing(store: Store, watc
     assert isinstance(await anext(slow), Bookmark)
     watcher.start()
     await eventually(lambda: watcher.position is not None)
-    await asyncio.gather(*(put(registry, f"i{number % 50}", f"h{number}") for number in range(5000)))
+    for turn in range(100):
+        await asyncio.gather(*(put(registry, f"i{number}", f"h{turn}") for number in range(50)))
     await eventually(lambda: set(watcher.members) == {f"i{number}" for number in range(50)}, 20)
     await eventually(lambda: len(watcher.seen) == 5000, 20)
     seen = [await anext(slow) for _ in range(5000)]

@@ -293,6 +293,6 @@ def test_any_interleaving_keeps_every_promise(server: Topology) -> None:
     run_state_machine_as_test(
         WaitingRoomMachine,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

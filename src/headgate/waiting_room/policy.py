@@ -103,7 +103,7 @@ class Policy(Wire, kw_only=True):
         read_networks(self.bypass.addresses)
         if self.opens_at is not None and self.opens_at.tzinfo is None:
             raise InvalidRequest("opensAt needs a time zone, such as 2026-01-01T09:00:00Z.", field="opensAt")
-        if self.seats is Seats.FIXED and self.capacity is None:
+        if self.seats == Seats.FIXED and self.capacity is None:
             raise InvalidRequest("Seats are fixed, so capacity must say how many.", field="capacity")
         return self
 
@@ -113,7 +113,7 @@ class Policy(Wire, kw_only=True):
         burst = self.burst if self.burst is not None else max(1.0, (rate or 0) * self.tick_ms / 1000)
         opens_ms = "" if self.opens_at is None else int(self.opens_at.timestamp() * 1000)
         return [
-            *("fixed", int(self.seats is Seats.FIXED)),
+            *("fixed", int(self.seats == Seats.FIXED)),
             *("capacity", _or_empty(self.capacity)),
             *("rate", _or_empty(rate)),
             *("burst", burst),
@@ -126,7 +126,7 @@ class Policy(Wire, kw_only=True):
             *("reentry", int(self.reentry_seconds * 1000)),
             *("longest", _or_empty(self.max_length)),
             *("opens", opens_ms),
-            *("packed", int(self.placement is Placement.PACKED)),
+            *("packed", int(self.placement == Placement.PACKED)),
             *("finished", int(self.finished_seconds * 1000)),
         ]
 

@@ -1,0 +1,179 @@
+"""Seats on servers: offered by heartbeat, held by tickets, taken by sessions, gone with a dead server."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.store import Store
+from headgate.waiting_room import Reason
+from headgate.waiting_room.problems import TicketInvalid, TicketUsed
+from tests.store.waiting_world import World
+
+
+@pytest.fixture
+async def world(store: Store) -> World:
+    """A queue whose seats are its servers', with four in line."""
+    world = World(store)
+    await world.configure(grace_seconds=1000)
+    for user in "abcd":
+        await world.enter(user)
+    return world
+
+
+async def states(world: World, users: str = "abcd") -> str:
+    look = await world.look()
+    assert look.contradictions() == []
+    return "".join(look.people[user].state for user in users)
+
+
+async def test_no_server_no_seat(world: World) -> None:
+    await world.live(2)
+    assert await states(world) == "WWWW"
+
+
+async def test_a_server_offers_nothing_until_it_has_said_who_is_inside(world: World) -> None:
+    await world.beat("s1", 2)
+    await world.live(1)
+    assert await states(world) == "WWWW"
+    await world.beat("s1", 2, sessions=["known-only-to-the-server"])
+    await world.live(1)
+    assert await states(world) == "PWWW", "the one inside takes a seat"
+
+
+async def test_a_seat_is_held_on_the_server_with_the_most_room(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.beat("s2", 3, sessions=[])
+    await world.live(1)
+    look = await world.look()
+    assert look.by_server == {"s1": 1, "s2": 3}
+    assert look.people["a"].server == look.people["b"].server == "s2"
+    status = await world.room.status("default", "main", "a", trusted=True)
+    assert status.server is not None
+    assert status.server.address == "ws://s2"  # type: ignore[union-attr]
+
+
+async def test_packed_fills_the_fullest_first(world: World) -> None:
+    await world.configure(placement="packed")
+    await world.beat("s1", 2, sessions=[])
+    await world.beat("s2", 3, sessions=[])
+    await world.live(1)
+    look = await world.look()
+    assert [look.people[user].server for user in "abcd"] == ["s1", "s1", "s2", "s2"]
+
+
+async def test_capacity_caps_all_servers_together(world: World) -> None:
+    await world.configure(capacity=3)
+    await world.beat("s1", 2, sessions=[])
+    await world.beat("s2", 2, sessions=[])
+    await world.live(2)
+    assert await states(world) == "PPPW"
+
+
+async def test_a_ticket_is_refused_by_another_server_and_not_spent(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    ticket = await world.ticket("a")
+    with pytest.raises(TicketInvalid):
+        await world.redeem(ticket, "x1", "s2")
+    await world.redeem(ticket, "x1", "s1")
+    with pytest.raises(TicketUsed):
+        await world.redeem(ticket, "x2", "s1")
+
+
+async def test_a_dead_servers_seats_are_gone_within_its_lease(world: World) -> None:
+    await world.beat("s1", 2, sessions=[])
+    await world.live(1)
+    await world.redeem(await world.ticket("a"), "x1", "s1")
+    old = await world.ticket("b")
+    await world.live(8)
+    assert (await world.look()).by_server == {"s1": 2}
+    await world.beat("s2", 1, sessions=[])
+    await world.live(4)
+    look = await world.look()
+    assert (look.by_server, look.leases) == ({"s2": 1}, {"s2"})
+    assert await states(world) == "FPWW"
+    assert look.people["b"].server == "s2", "the holder was moved"
+    assert await world.ticket("b") != old
+    with pytest.raises(TicketInvalid):
+        await world.redeem(old, "x2", "s1")
+
+
+async def test_holders_of_a_dead_server_without_room_elsewhere_are_first_in_line(world: World) -> None:
+    await world.beat("s1", 2, sessions=[])
+    await world.live(12)
+    look = await world.look()
+    assert look.line == ["a", "b", "c", "d"]
+    await world.beat("s2", 1, sessions=[])
+    await world.live(1)
+    assert await states(world) == "PWWW"
+
+
+async def test_a_draining_server_honours_tickets_and_gets_nobody_new(world: World) -> None:
+    await world.beat("s1", 3, sessions=[])
+    await world.live(1)
+    await world.room.remove_server("default", "main", "s1", drain=True)
+    await world.room.leave("default", "main", "b", trusted=True)
+    await world.live(2)
+    assert await states(world) == "PLPW"
+    await world.redeem(await world.ticket("a"), "x1", "s1")
+    beat = await world.room.heartbeat("default", "main", "s1", capacity=3)
+    assert beat.drain
+
+
+async def test_a_server_that_leaves_takes_its_sessions_along_at_once(world: World) -> None:
+    await world.beat("s1", 2, sessions=[])
+    await world.live(1)
+    await world.redeem(await world.ticket("a"), "x1", "s1")
+    await world.room.remove_server("default", "main", "s1")
+    assert await states(world) == "FWWW"
+    assert (await world.look()).seats == []
+
+
+async def test_a_report_ends_what_it_lacks_but_never_what_was_redeemed_meanwhile(world: World) -> None:
+    await world.beat("s1", 3, sessions=[])
+    await world.live(1)
+    first = await world.redeem(await world.ticket("a"), "x1", "s1")
+    await world.redeem(await world.ticket("b"), "x2", "s1")
+    await world.beat("s1", 3, sessions=["x1"], as_of=first)
+    assert set((await world.look()).sessions) == {"x1", "x2"}
+    beat = await world.room.heartbeat("default", "main", "s1", capacity=3)
+    await world.beat("s1", 3, sessions=["x2"], as_of=beat.seq)
+    assert set((await world.look()).sessions) == {"x2"}
+    assert (await world.look()).contradictions() == []
+
+
+async def test_lowering_the_capacity_evicts_nobody_and_admits_nobody(world: World) -> None:
+    await world.beat("s1", 3, sessions=[])
+    await world.live(1)
+    await world.beat("s1", 1)
+    await world.live(2)
+    assert await states(world) == "PPPW"
+    await world.room.leave("default", "main", "a", trusted=True)
+    await world.room.leave("default", "main", "b", trusted=True)
+    await world.live(2)
+    assert await states(world) == "LLPW"
+
+
+async def test_who_was_dropped_comes_back_to_another_server_up_to_what_it_takes_at_most(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    await world.redeem(await world.ticket("a"), "x1", "s1")
+    await world.beat("s2", 1, most=2, sessions=[])
+    await world.live(1)
+    assert await states(world) == "APWW"
+    await world.room.end("default", "main", "x1", "s1", Reason.DROPPED)
+    await world.room.remove_server("default", "main", "s1", drain=True)
+    assert await world.enter("a") == "PROMOTED"
+    look = await world.look()
+    assert (look.people["a"].server, look.by_server["s2"]) == ("s2", 2)
+    await world.live(2)
+    assert await states(world) == "PPWW", "promotion itself fills only the capacity"
+
+
+async def test_capacity_is_clamped_to_the_most_and_may_be_left_out(world: World) -> None:
+    await world.beat("s1", 9, most=2, sessions=[])
+    [view] = (await world.room.servers("default", "main")).servers
+    assert (view.capacity, view.max_capacity) == (2, 2)
+    await world.room.heartbeat("default", "main", "s1", capacity=None, max_capacity=3)
+    [view] = (await world.room.servers("default", "main")).servers
+    assert view.capacity == 3
