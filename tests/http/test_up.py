@@ -94,6 +94,16 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("HEADGATE_")} | more
 
 
+def end(up: Up) -> None:
+    """Leave nothing behind, whatever the test did to it."""
+    family = up.family() if up.process.poll() is None else []
+    up.process.kill()
+    up.process.communicate()
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
@@ -104,12 +114,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
     yield start
     for up in started:
-        family = up.family() if up.process.poll() is None else []
-        up.process.kill()
-        up.process.communicate()
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        end(up)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """An `up` for tests that leave it running."""
+    up = Up(tmp_path_factory.mktemp("up"), "--json")
+    up.ready()
+    yield up
+    end(up)
 
 
 def command(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -129,6 +143,7 @@ def test_the_first_start_is_complete_and_ctrl_c_ends_all_of_it(start: Callable[.
     told = msgspec.json.decode(up.ready(), type=dict[str, str | None])
     assert set(told) == {"gateway", "arena", "relay", "console", "token", "store"}
     assert told["gateway"] == up.url
+    assert told["relay"] == f"http://127.0.0.1:{up.port + 2}"
     assert told["token"] == up.token
     for name in ("token", "signing-keys.json", "up.json"):
         assert stat.S_IMODE((tmp_path / ".headgate" / name).stat().st_mode) == 0o600
@@ -170,23 +185,21 @@ def test_data_and_token_are_there_again_after_a_restart(start: Callable[..., Up]
     assert "kept" in command(tmp_path, "token", "list").stdout
 
 
-def test_a_child_that_dies_is_named_with_its_cause_and_started_again(start: Callable[..., Up]) -> None:
-    up = start("--json")
-    up.ready()
+def test_a_child_that_dies_is_named_with_its_cause_and_started_again(shared: Up) -> None:
+    up = shared
     up.child("serve", "gateway").kill()
     wait_until(lambda: "the gateway was killed by SIGKILL" in up.said(), 10, "its death is told")
     wait_until(lambda: up.status() == 200, READY_SECONDS, "the gateway answers again")
     assert up.process.poll() is None
 
 
-def test_a_store_that_dies_comes_back_with_its_data(start: Callable[..., Up], tmp_path: Path) -> None:
-    up = start("--json")
-    up.ready()
-    assert command(tmp_path, "token", "create", "kept", "--role", "read").returncode == 0
+def test_a_store_that_dies_comes_back_with_its_data(shared: Up) -> None:
+    up, directory = shared, shared.directory
+    assert command(directory, "token", "create", "kept", "--role", "read").returncode == 0
     (store,) = (child for child in psutil.Process(up.process.pid).children() if child.name() == "valkey-server")
     store.kill()
     wait_until(lambda: "the embedded store died" in up.said(), 10, "its death is told")
-    wait_until(lambda: "kept" in command(tmp_path, "token", "list").stdout, READY_SECONDS, "the data is there again")
+    wait_until(lambda: "kept" in command(directory, "token", "list").stdout, READY_SECONDS, "the data is there again")
 
 
 def test_when_it_is_killed_nothing_stays_behind(start: Callable[..., Up]) -> None:
@@ -199,10 +212,9 @@ def test_when_it_is_killed_nothing_stays_behind(start: Callable[..., Up]) -> Non
     wait_until(lambda: not any(process.is_running() for process in family), 10, "all children have ended")
 
 
-def test_a_second_up_on_the_same_data_is_told_who_has_it(start: Callable[..., Up], tmp_path: Path) -> None:
-    up = start("--json")
-    up.ready()
-    second = command(tmp_path, "up", "--port", str(free_port()))
+def test_a_second_up_on_the_same_data_is_told_who_has_it(shared: Up) -> None:
+    up = shared
+    second = command(up.directory, "up", "--port", str(free_port()))
     assert second.returncode == 1
     assert f"in use by process {up.process.pid}" in second.stderr
     assert second.stderr.count("\n") == 1

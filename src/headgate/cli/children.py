@@ -18,10 +18,11 @@ from time import monotonic
 
 import msgspec
 
+from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 
 STOP_SECONDS = 3.0
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 RESTART_SECONDS = 0.5
 _MANY_DEATHS, _RECENT_SECONDS = 3, 20.0
 _CHUNK = 65_536
@@ -36,11 +37,16 @@ class ChildFailed(HeadgateError):
 
 
 class Child(msgspec.Struct, frozen=True):
-    """One process to run: `headgate …` with these arguments, telling at its operations port when it is ready."""
+    """One process to run: `headgate …` with these arguments, telling at its operations port when it is ready.
+
+    With a port, it is also given that as `--port`; `url` is where people find it there.
+    """
 
     name: str
     arguments: tuple[str, ...]
-    ops_port: int
+    port: int | None = None
+    url: str = ""
+    ops_port: int = msgspec.field(default_factory=free_port)
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -70,6 +76,9 @@ class Running:
             finally:
                 ready.cancel()
                 _kill_group(process)  # whatever it started must not hold on to its port
+                assert process.stdin is not None
+                process.stdin.close()
+                await process.wait()
                 await asyncio.wait((listening, ready))
             if not quiet.is_set():
                 await self._mourn(code, quiet)
@@ -91,6 +100,7 @@ class Running:
             "-m",
             "headgate",
             *self.child.arguments,
+            *(() if self.child.port is None else ("--port", str(self.child.port))),
             "--leash",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -41,17 +41,22 @@ class Plan(msgspec.Struct, frozen=True):
     token: str
     demo: bool
 
-    @property
-    def gateway(self) -> str:
-        """The gateway's address."""
-        return f"http://{self.host}:{self.port}"
-
 
 def children(plan: Plan) -> list[Child]:
     """List the processes that `up` runs, in the order in which they are started."""
+    demo = ("--demo",) if plan.demo else ()
+    at = f"http://{plan.host}"
     return [
-        Child("gateway", ("serve", "gateway", "--port", str(plan.port)), free_port()),
-        Child("worker", ("serve", "worker"), free_port()),
+        Child("gateway", ("serve", "gateway"), plan.port, f"{at}:{plan.port}"),
+        Child("worker", ("serve", "worker")),
+        Child(
+            "arena",
+            ("serve", "arena", *demo),
+            plan.port + 1,
+            f"ws://{plan.host}:{plan.port + 1}/gameserver",
+            environment={"HEADGATE_ARENA_HOST": plan.host, "HEADGATE_ARENA_DRAIN_SECONDS": "1"},
+        ),
+        Child("relay", ("serve", "relay", *demo), plan.port + 2, f"{at}:{plan.port + 2}"),
     ]
 
 
@@ -79,12 +84,21 @@ async def up(
     logs.configure(configuration[LogSettings], "up")
     logs.hide(*configuration.secrets())
     plan = _plan(configuration, demo=demo)
-    refuse_taken(plan.host, plan.port, "--port")
+    family = children(plan)
+    for child in family:
+        if child.port is not None:
+            refuse_taken(plan.host, child.port, "--port")
     async with Life() as life, local_store(configuration, life.end, share=False) as store_url:
         environment = _environment(configuration, plan, store_url)
-        running = [Running(child, environment, show) for child in children(plan)]
+        running = [Running(child, environment, show) for child in family]
+        urls = {child.name: child.url for child in family}
         whereabouts = Whereabouts(
-            gateway=plan.gateway, token=plan.token, store=store_url, console=f"{plan.gateway}/console"
+            gateway=urls["gateway"],
+            arena=urls.get("arena"),
+            relay=urls.get("relay"),
+            console=f"{urls['gateway']}/console",
+            token=plan.token,
+            store=store_url,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,12 +132,13 @@ async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan
     output.table(
         ("what", "where"),
         [
-            ("gateway", whereabouts.gateway),
-            ("API documentation", f"{whereabouts.gateway}/docs"),
+            *((each.child.name, each.child.url) for each in running if each.child.url),
             ("console", whereabouts.console),
-            *((child.child.name + " probes", f"http://127.0.0.1:{child.child.ops_port}/readyz") for child in running),
+            ("API documentation", f"{whereabouts.gateway}/docs"),
+            *((f"{each.child.name} probes", f"http://127.0.0.1:{each.child.ops_port}/readyz") for each in running),
             ("store", whereabouts.store),
-            ("admin token", f"{whereabouts.token}  (kept in {plan.directory / 'token'})"),
+            ("admin token", whereabouts.token),
+            ("kept in", str(plan.directory)),
         ],
     )
     output.say("headgate: everything is ready. Ctrl-C stops it.")

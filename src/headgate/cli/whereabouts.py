@@ -15,11 +15,11 @@ class Whereabouts(msgspec.Struct, frozen=True):
     """The addresses of what `up` runs, and the token that opens it; None is what does not run."""
 
     gateway: str
+    arena: str | None
+    relay: str | None
     console: str
     token: str
     store: str
-    arena: str | None = None
-    relay: str | None = None
 
 
 class _Remembered(msgspec.Struct, frozen=True):

@@ -198,6 +198,8 @@ class Embedded:
         if watcher is not None:
             with suppress(ProcessLookupError):
                 os.killpg(watcher.pid, signal.SIGKILL)  # the shell and its cat
+            assert watcher.stdin is not None
+            watcher.stdin.close()
             await watcher.wait()
 
     def _own(self) -> IO[str]:
@@ -255,7 +257,7 @@ class Embedded:
     def _lasting_password(self) -> str:
         file = self.directory / "password"
         if not file.exists() or not file.read_text().strip():
-            self._write("password", secrets.token_hex(32))
+            self._write("password", secrets.token_hex(16))
         return file.read_text().strip()
 
     def _write(self, name: str, text: str) -> None:
