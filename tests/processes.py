@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Self
+from urllib.request import urlopen
 
 import httpx2
 
@@ -49,7 +50,7 @@ class GatewayProcess:
         """Start it and block until it says that it is ready."""
         with (self.directory / "log").open("ab") as output:
             self._process = reaper().spawn(self._command, output, self._environment)
-        wait_until(self._ready, 20, "the gateway is ready")
+        wait_until(self._ready, 60, "the gateway is ready")
 
     def stop(self, seconds: float = 15) -> int:
         """Ask it to stop as systemd would, and give its exit code; whoever does not stop in time is killed."""
@@ -75,9 +76,11 @@ class GatewayProcess:
         assert self._process is not None
         if self._process.poll() is not None:
             raise AssertionError(f"the gateway ended while starting:\n{self.log[-3000:]}")
+        # Asked often while the process starts, so it must cost little: a new HTTP client would take the processor from it.
         try:
-            return httpx2.get(f"{self.ops_url}/readyz", timeout=1).status_code == 200
-        except httpx2.TransportError:
+            with urlopen(f"{self.ops_url}/readyz", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
             return False
 
 
