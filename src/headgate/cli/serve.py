@@ -87,7 +87,7 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
             *queue_admin_operations(room),
             *gate_operations(gate, room),
         ],
-        mounts=[gate_mount(gate)],
+        mounts=[gate_mount(gate), relay.mount()],
         keepers=[gate.rules.keep, gate.traffic.keep],
         jobs=[
             *registry_jobs(registry, prober, alerts),

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import TracebackType
 
 from headgate.locks import Election, FencedValue, Lock, Locks
+from headgate.sdk.config import Config, config_of
 from headgate.sdk.http import Http
 from headgate.sdk.locks import HttpLocks, locks_of
 from headgate.sdk.queue import Queue, queue_of
 from headgate.sdk.registry import Registry, registry_of
+from headgate.sdk.relay import HttpRelay, StoreRelay, relay_of
 from headgate.store import Store, StoreSettings, open_store
 
 
@@ -77,6 +79,14 @@ class Headgate:
         self._stack.push_async_callback(part.close)
         return part
 
+    @cached_property
+    def relay(self) -> StoreRelay | HttpRelay:
+        """The relay: permits around your own calls, requests and jobs within an upstream's limits."""
+        part = relay_of(self.backend)
+        if isinstance(part, StoreRelay):
+            self._stack.push_async_callback(part.close)
+        return part
+
     def lock(
         self, name: str, ttl: float = 10.0, wait: float | None = None, *, delay: float = 0.0, label: str = "",
         renew: bool = True,
@@ -95,6 +105,13 @@ class Headgate:
     async def fenced_get(self, key: str) -> FencedValue | None:
         """Read a value with the fence it was written under."""
         return await self.locks.fenced_get(key)
+
+    @cached_property
+    def config(self) -> Config:
+        """Config: read, publish, roll back, watch, and live values."""
+        part = config_of(self.backend, url=self.url, snapshot_dir=self._snapshot_dir)
+        self._stack.push_async_callback(part.stop)
+        return part
 
     async def __aenter__(self) -> Headgate:
         async with AsyncExitStack() as stack:

@@ -97,6 +97,24 @@ class Http:
             raise problem_of(response.status_code, response.content)
         return response
 
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> httpx2.Response:
+        """Send bytes as they are and give whatever comes back, whatever its status; for requests that are relayed."""
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=timeout_seconds)
+        try:
+            return await self._client.request(
+                method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
+            )
+        except httpx2.TransportError as error:
+            raise GatewayUnavailable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}.") from error
+
     @asynccontextmanager
     async def events(
         self, path: str, *, query: Query | None = None, headers: Mapping[str, str] | None = None

@@ -1,0 +1,128 @@
+"""`hg.relay` beside the store and through a gateway: one suite for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from secrets import token_hex
+
+import httpx2
+import pytest
+
+from headgate.kit.problems import DeadlineExceeded
+from headgate.relay.judge import SlidingLog
+from headgate.relay.model import JobState, Limit, Upstream
+from headgate.relay.problems import JobUnknown, UpstreamUnknown
+from headgate.relay.strict import Delays, StrictUpstream
+from headgate.sdk import Headgate
+from tests.processes import Gateway
+from tests.topology import Topology, eventually
+
+
+@pytest.fixture
+def name() -> str:
+    return f"up-{token_hex(4)}"
+
+
+@pytest.fixture(params=["store", "http"])
+async def hg(request: pytest.FixtureRequest, server: Topology, gateway: Gateway) -> AsyncIterator[Headgate]:
+    if request.param == "store":
+        client = Headgate(server.url, prefix=gateway.process.prefix)
+    else:
+        client = Headgate(gateway.url, token=gateway.token)
+    async with client:
+        yield client
+
+
+def policy(url: str, count: int = 4, seconds: float = 1.0) -> Upstream:
+    limits = (Limit(count=count, seconds=seconds),)
+    return Upstream(
+        base_url=url, limits=limits, forward_user=True, timeout_seconds=2, delivery_seconds=0.2, deadline_seconds=30
+    )
+
+
+async def test_permits_around_ones_own_calls_keep_the_limit(hg: Headgate, name: str) -> None:
+    async with StrictUpstream(lambda: SlidingLog(4, 1.0, strict=True), Delays(0.01, tail=0.2)).open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        async with httpx2.AsyncClient(base_url=upstream.url) as mine:
+
+            async def one() -> int:
+                async with hg.relay.permit(name, "u1") as held:
+                    answer = await mine.get("/x", headers={"X-User-Id": "u1"})
+                    held.answered()
+                    return answer.status_code
+
+            statuses = await asyncio.gather(*(one() for _ in range(12)))
+        assert statuses == [200] * 12
+        assert upstream.largest(1.0) <= 4
+
+
+async def test_failed_block_counts_as_sent_and_unsent_one_does_not(hg: Headgate, name: str) -> None:
+    await hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=2, seconds=30))
+    with pytest.raises(ZeroDivisionError):
+        async with hg.relay.permit(name, "u1"):
+            raise ZeroDivisionError
+
+    async def give_up() -> None:
+        async with hg.relay.permit(name, "u1") as held:
+            held.unsent()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await give_up()
+    async with hg.relay.permit(name, "u1", wait=5):
+        pass
+    with pytest.raises(DeadlineExceeded):
+        async with hg.relay.permit(name, "u1", wait=1):
+            pass
+
+
+async def test_transport_takes_a_permit_for_every_request(hg: Headgate, name: str) -> None:
+    async with StrictUpstream(lambda: SlidingLog(4, 1.0, strict=True), Delays(0.01)).open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        transport = hg.relay.transport(name, "u1")
+        async with httpx2.AsyncClient(base_url=upstream.url, transport=transport, timeout=20) as mine:
+            answers = await asyncio.gather(*(mine.get("/x", headers={"X-User-Id": "u1"}) for _ in range(9)))
+        assert [answer.status_code for answer in answers] == [200] * 9
+        assert upstream.refused == 0
+
+
+async def test_request_goes_through_the_relay(hg: Headgate, name: str) -> None:
+    async with StrictUpstream(lambda: SlidingLog(4, 1.0, strict=True)).open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        answers = await asyncio.gather(
+            *(hg.relay.request("POST", name, "/x", user="u1", content=b"b", deadline=20) for _ in range(9))
+        )
+        assert [answer.status for answer in answers] == [200] * 9
+        assert max(answer.position for answer in answers) >= 1
+        assert upstream.refused == 0
+        assert answers[0].header("content-type") == "application/json"
+        with pytest.raises(UpstreamUnknown):
+            await hg.relay.request("GET", "nobody", "/x", user="u1")
+
+
+async def test_job_is_left_seen_and_cancelled(hg: Headgate, name: str) -> None:
+    await hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=1, seconds=3600))
+    id = await hg.relay.submit("POST", name, "/x", user="u1", content=b"b")
+    view = await hg.relay.job(id)
+    assert (view.state, view.position) == (JobState.WAITING, 1)
+    assert [job.id for job in await hg.relay.jobs(name)] == [id]
+    await hg.relay.cancel(id)
+    assert (await hg.relay.wait_for(id)).state is JobState.CANCELLED
+    with pytest.raises(JobUnknown):
+        await hg.relay.job(f"01ARZ3NDEKTSV4RRFFQ69G5FAV.{name}")
+
+
+async def test_upstreams_are_listed_and_their_state_is_told(hg: Headgate, name: str) -> None:
+    await hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=3, seconds=30))
+    async with hg.relay.permit(name, "u1"):
+        status = await hg.relay.status(name)
+        assert (status.in_flight, status.waiting, status.cooling) == (1, 0, 0)
+
+    async def cooling() -> bool:
+        return (await hg.relay.status(name)).cooling == 1
+
+    await eventually(cooling)
+    assert name in [view.name for view in await hg.relay.upstreams()]
+    await hg.relay.remove_upstream(name)
+    assert name not in [view.name for view in await hg.relay.upstreams()]
