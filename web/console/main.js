@@ -71,7 +71,7 @@ function showTop(current) {
 function showSignIn(words) {
   end();
   fill(top, h('span', { class: 'brand' }, 'Headgate'));
-  const token = h('input', { type: 'password', name: 'token', autocomplete: 'current-password', required: true, autofocus: true });
+  const token = h('input', { type: 'password', name: 'token', autocomplete: 'current-password', required: true });
   const said = h('p', { class: 'error', role: 'alert' }, words);
   const form = h('form', { class: 'card signin' },
     h('h1', {}, 'Sign in'),

@@ -69,7 +69,7 @@ export function queue(view, [name], session) {
     h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: '#/queues' }, 'Queues'), ' / ', name, ' ', heading), trouble),
     numbers,
     admin ? levers() : null,
-    h('div', { class: 'grid' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
+    h('div', { class: 'grid charts' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
     card('Servers', servers),
     card('Policy', changed, h('p', {}, h('button', { type: 'button', onclick: reload }, 'Load what is in force')), policy.element),
     card('Audit', audit));
