@@ -1,0 +1,1 @@
+"""Tests that break what the product stands on while it works."""

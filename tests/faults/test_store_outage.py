@@ -1,0 +1,126 @@
+"""The store crashes, hangs or vanishes under load: quick 503s, and service again without a restart of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+import pytest
+
+from headgate.store import Store, StoreSettings, Thing, open_store
+from tests.faults.load import SLACK_SECONDS, Load, Outcome
+from tests.topology import FaultyProxy, Standalone
+
+pytestmark = pytest.mark.topology("standalone")
+DEADLINE = 2.0
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Standalone]) -> Standalone:
+    """A server of one's own."""
+    return fresh_server()
+
+
+@pytest.fixture
+async def proxy(anyio_backend: str, server: Standalone) -> AsyncIterator[FaultyProxy]:
+    async with FaultyProxy(server.node.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Store]:
+    async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+        yield store
+
+
+def things(store: Store) -> list[Thing]:
+    return [store.thing("t", "default", f"x{n}") for n in range(4)]
+
+
+async def test_a_crash_and_restart_loses_nothing_that_was_acknowledged(server: Standalone, prefix: str) -> None:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with Load(store, things(store)) as load:
+            await anyio.sleep(0.5)
+            server.node.kill()
+            killed = time.monotonic()
+            await anyio.sleep(3)
+            assert load.outcomes(since=killed)[Outcome.OK] == 0
+            # Whoever comes while the store has been away for a while is told at once, not at the deadline.
+            late = [call for call in load.history if call.began > killed + 2.5]
+            assert late
+            assert max(call.ended - call.began for call in late) < 1
+            await server.node.restart()
+            assert await load.resumed(time.monotonic(), 2) < 2
+            await anyio.sleep(0.3)
+        assert load.slowest() < DEADLINE + SLACK_SECONDS
+        await load.check(kept=True)
+
+
+async def test_repeated_crashes_never_run_a_call_twice(server: Standalone, prefix: str) -> None:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with Load(store, things(store), callers=40) as load:
+            for _ in range(8):
+                await anyio.sleep(0.2)
+                await server.node.restart()
+                await load.resumed(time.monotonic(), 2)
+        await load.check(kept=True)
+
+
+async def test_a_frozen_server_keeps_nobody_beyond_the_deadline(server: Standalone, prefix: str) -> None:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with Load(store, things(store)) as load:
+            server.node.pause()
+            await anyio.sleep(5)
+            server.node.resume()
+            assert await load.resumed(time.monotonic(), 2) < 2
+            await anyio.sleep(0.3)
+        assert load.slowest() < DEADLINE + SLACK_SECONDS
+        await load.check(kept=True)
+
+
+async def test_a_network_that_swallows_everything_keeps_nobody_beyond_the_deadline(
+    proxy: FaultyProxy, store: Store
+) -> None:
+    async with Load(store, things(store)) as load:
+        proxy.blackhole()
+        await anyio.sleep(5)
+        proxy.heal()
+        assert await load.resumed(time.monotonic(), 4) < 4
+    assert load.slowest() < DEADLINE + SLACK_SECONDS
+    await load.check(kept=True)
+
+
+async def test_a_refused_port_is_told_and_survived(proxy: FaultyProxy, store: Store) -> None:
+    async with Load(store, things(store)) as load:
+        await proxy.refuse()
+        await anyio.sleep(3)
+        opened = proxy.accepted
+        await proxy.accept()
+        assert await load.resumed(time.monotonic(), 2) < 2
+        # All callers share one connection attempt: no storm falls on a server that comes back.
+        assert proxy.accepted - opened <= 4
+    assert load.slowest() < DEADLINE + SLACK_SECONDS
+    await load.check(kept=True)
+
+
+async def test_a_slow_and_crumbling_network_mixes_up_no_answers(proxy: FaultyProxy, store: Store) -> None:
+    async with Load(store, things(store)) as load:
+        for size, delay in ((1, 0.0), (7, 0.02), (0, 0.1), (3, 0.0)):
+            proxy.slice(size)
+            proxy.delay(delay)
+            await anyio.sleep(1)
+        proxy.heal()
+    assert load.outcomes()[Outcome.OK] == len(load.history)
+    await load.check(kept=True)
+
+
+async def test_connections_cut_at_random_lose_no_answer_and_double_none(proxy: FaultyProxy, store: Store) -> None:
+    async with Load(store, things(store), callers=40) as load:
+        for _ in range(40):
+            await anyio.sleep(0.05)
+            proxy.cut()
+        await load.resumed(time.monotonic(), 2)
+    # What may be repeated was; only what may not is unknown.
+    assert all(call.outcome is Outcome.OK for call in load.history if call.repeatable)
+    await load.check(kept=True)
