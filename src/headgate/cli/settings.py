@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from headgate.arena.settings import ArenaSettings
 from headgate.cli import output
+from headgate.config.settings import ConfigSettings
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.logs import LogSettings
 from headgate.kit.operations import OperationsSettings
@@ -44,6 +45,7 @@ KINDS: tuple[type[Settings], ...] = (
     GatewaySettings,
     WaitingRoomSettings,
     RegistrySettings,
+    ConfigSettings,
     LockSettings,
     RelaySettings,
     ArenaSettings,

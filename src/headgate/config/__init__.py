@@ -1,0 +1,1 @@
+"""Settings that change while everything runs: versions, history, rollback and watches, one slot per namespace."""

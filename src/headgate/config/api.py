@@ -1,0 +1,257 @@
+"""Config's routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from headgate.config.dynamic import Definition, definitions_of
+from headgate.config.model import (
+    RESERVED,
+    ContentInvalid,
+    ContentType,
+    Draft,
+    NamespaceFull,
+    Published,
+    UnknownKey,
+    UnknownVersion,
+    Value,
+    check_key,
+)
+from headgate.config.values import Config, content_type_of
+from headgate.config.watch import events
+from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.kit.problems import Forbidden, InvalidRequest, NotFound, TooLarge, VersionConflict
+
+TAG: Final = "config"
+MOST_BODY: Final = 1_310_720
+MOST_BATCH_BODY: Final = 8_388_608
+
+
+class PublishRequest(Wire, frozen=True):
+    """A new version of a key."""
+
+    content: str
+    content_type: str | None = None
+    reason: str = ""
+    secret: bool | None = None
+
+
+class BatchItem(Wire, frozen=True):
+    """One key of a batch; without content it is deleted. `version` is the one it replaces (0: there must be none)."""
+
+    key: str
+    content: str | None = None
+    content_type: str | None = None
+    secret: bool = False
+    version: Annotated[int, Meta(ge=0)] | None = None
+
+
+class BatchRequest(Wire, frozen=True):
+    """Several keys at once, all or none."""
+
+    values: list[BatchItem]
+    reason: str = ""
+
+
+class BatchAnswer(Wire, frozen=True):
+    """The versions made, all at one revision."""
+
+    versions: dict[str, int]
+    revision: int
+
+
+class RollbackRequest(Wire, frozen=True):
+    """The version to go back to."""
+
+    version: Annotated[int, Meta(ge=1)]
+    reason: str = ""
+
+
+class Versions(Wire, frozen=True):
+    """A key's history, newest first."""
+
+    versions: list[Value]
+
+
+class Values(Wire, frozen=True):
+    """All values of a namespace, and for a namespace of Headgate's own what may be set there."""
+
+    values: list[Value]
+    revision: int
+    epoch: str
+    definitions: list[Definition] = []
+
+
+class GetQuery(Wire, frozen=True):
+    """For a history: only versions before this one, and at most so many."""
+
+    before: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    version: Annotated[int, Meta(ge=1)] | None = None
+
+
+class DeleteQuery(Wire, frozen=True):
+    """Why."""
+
+    reason: str = ""
+
+
+class WatchQuery(Wire, frozen=True):
+    """From where on, and which keys only."""
+
+    revision: Annotated[int, Meta(ge=0)] | None = None
+    key: list[str] = []
+
+
+def operations(config: Config) -> list[Operation]:
+    """List config's routes."""
+    api = _Api(config)
+    space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
+    writes = (VersionConflict, ContentInvalid, TooLarge, NamespaceFull)
+    return [
+        Operation(
+            "GET", space, api.list_values, "List a namespace's values", access=Access.READ, tag=TAG, answer=Values,
+            namespaced=True,
+        ),
+        Operation(
+            "POST", space, api.publish_batch, "Publish several keys, all or none", access=Access.SERVICE, tag=TAG,
+            body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer, errors=writes, namespaced=True,
+        ),
+        Operation(
+            "GET", f"{space}/watch", api.watch, "Watch a namespace", access=Access.READ, tag=TAG, query=WatchQuery,
+            content_type="text/event-stream", namespaced=True,
+        ),
+        Operation(
+            "GET", one, api.get, "Read a value; with /history after the key, its versions", access=Access.READ, tag=TAG,
+            query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion), namespaced=True,
+        ),
+        Operation(
+            "PUT", one, api.put, "Publish a new version", access=Access.SERVICE, tag=TAG, body=PublishRequest,
+            body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
+        ),
+        Operation(
+            "DELETE", one, api.delete, "Delete a key; its history stays", access=Access.SERVICE, tag=TAG,
+            query=DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
+        ),
+        Operation(
+            "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
+            access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
+            errors=(UnknownVersion, VersionConflict), namespaced=True,
+        ),
+    ]  # fmt: skip
+
+
+class _Api:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    async def list_values(self, call: Call) -> Values:
+        state = await self._config.read(call.namespace)
+        values = state.values if _clear(call) else [value.masked() for value in state.values]
+        ordered = sorted(values, key=lambda value: value.key)
+        return Values(
+            ordered, state.revision, state.epoch, definitions_of(self._config.definitions.get(call.namespace))
+        )
+
+    async def get(self, call: Call) -> Value | Answer | Versions:
+        key, word = _split(call.path["key"])
+        query: GetQuery = call.query
+        if word == "history":
+            found = await self._config.history(call.namespace, key, before=query.before, most=query.limit)
+            return Versions(found if _clear(call) else [value.masked() for value in found])
+        if word:
+            raise NotFound
+        if query.version is not None:
+            value = await self._config.version(call.namespace, key, query.version)
+        else:
+            value = await self._config.get(call.namespace, key)
+        tag = f'"{value.version}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if call.header("if-none-match") == tag:
+            return Answer(status=304, headers=headers)
+        return Answer(value if _clear(call) else value.masked(), headers=headers)
+
+    async def put(self, call: Call) -> Answer:
+        body: PublishRequest = call.body
+        key = check_key(call.path["key"])
+        _may_write(call, self._config)
+        type_, secret = body.content_type, body.secret
+        if type_ is None or secret is None:
+            before = await self._config.read(call.namespace, [key])
+            if before.values:
+                type_ = type_ or before.values[0].content_type
+                secret = before.values[0].secret if secret is None else secret
+        draft = Draft(key, body.content, content_type_of(type_), _expected(call), bool(secret))
+        made = (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=body.reason))[key]
+        return Answer(made, headers={"ETag": f'"{made.version}"'})
+
+    async def delete(self, call: Call) -> Published:
+        key = check_key(call.path["key"])
+        _may_write(call, self._config)
+        expected = _expected(call)
+        if expected is None:
+            # Deleting what is not there must not take a version.
+            expected = (await self._config.get(call.namespace, key)).version
+        draft = Draft(key, None, ContentType.TEXT, expected)
+        query: DeleteQuery = call.query
+        return (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=query.reason))[key]
+
+    async def publish_batch(self, call: Call) -> BatchAnswer:
+        body: BatchRequest = call.body
+        _may_write(call, self._config)
+        drafts = [
+            Draft(item.key, item.content, content_type_of(item.content_type), item.version, item.secret)
+            for item in body.values
+        ]
+        made = await self._config.publish(call.namespace, drafts, author=call.caller.name, reason=body.reason)
+        revision = max(each.revision for each in made.values())
+        return BatchAnswer({key: each.version for key, each in made.items()}, revision)
+
+    async def roll_back(self, call: Call) -> Published:
+        key, word = _split(call.path["key"])
+        if word != "rollback":
+            raise NotFound
+        _may_write(call, self._config)
+        body: RollbackRequest = call.body
+        return await self._config.roll_back(
+            call.namespace, key, body.version, author=call.caller.name, reason=body.reason, expected=_expected(call)
+        )
+
+    async def watch(self, call: Call) -> Stream:
+        query: WatchQuery = call.query
+        position = call.header("last-event-id")
+        after = int(position) if position and position.isdigit() and len(position) <= 16 else query.revision
+        keys = frozenset(check_key(key) for key in query.key) or None
+        return Stream(events(self._config, call.namespace, after, clear=_clear(call), keys=keys))
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Take a reserved word off the end of a path."""
+    key, _, word = path.rpartition("/")
+    return (key, word) if key and word in RESERVED else (check_key(path), "")
+
+
+def _clear(call: Call) -> bool:
+    """Say whether the caller may see secrets."""
+    return call.caller.may(Access.SERVICE)
+
+
+def _may_write(call: Call, config: Config) -> None:
+    """Headgate's own settings are its administrators'."""
+    if call.namespace in config.definitions and not call.caller.may(Access.ADMIN):
+        raise Forbidden(f"Only an admin may change {call.namespace}.")
+
+
+def _expected(call: Call) -> int | None:
+    """Read If-Match and If-None-Match: the version that must be there, 0 for none, None for any."""
+    if call.header("if-none-match") == "*":
+        return 0
+    tag = call.header("if-match")
+    if tag is None:
+        return None
+    text = tag.strip().removeprefix("W/").strip('"')
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise InvalidRequest('If-Match must be a version, such as "3".', field="If-Match")
+    return int(text)

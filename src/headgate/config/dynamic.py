@@ -1,0 +1,116 @@
+"""What of Headgate's own settings may change while it runs: defined here by type, published like any other value.
+
+They are keys of the namespace `headgate`. What does not fit its type is refused before it is published, and a process that
+cannot read a value keeps the one it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from headgate.config.model import Update, Value
+from headgate.kit.problems import HeadgateError
+from headgate.store.feed import Snapshot
+
+NAMESPACE: Final = "headgate"
+RETRY_SECONDS: Final = 1.0
+
+log = structlog.get_logger()
+
+
+class LogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much is logged: debug, info, warning or error; empty leaves it to each process's own setting."""
+
+    level: Literal["", "debug", "info", "warning", "error"] = ""
+
+
+class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Requests a second that one client address may make, by class of route; what is absent stays as configured."""
+
+    per_second: dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
+
+
+class AlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
+
+    url: str = ""
+    format: Literal["generic", "slack", "pagerduty"] = "generic"
+    key: str = ""
+
+
+DEFINITIONS: Final[Mapping[str, type[Any]]] = {
+    "log/level": LogLevel,
+    "edge/limits": EdgeLimits,
+    "alerts/target": AlertTarget,
+}
+
+
+class Definition(msgspec.Struct, frozen=True, rename="camel"):
+    """One setting that may be changed live: what it means, and what holds while nothing is published."""
+
+    key: str
+    text: str
+    default: str
+
+
+def definitions_of(kinds: Mapping[str, type[Any]] | None) -> list[Definition]:
+    """Show what may be set, with defaults."""
+    return [
+        Definition(key, " ".join((kind.__doc__ or "").split()), msgspec.json.encode(kind()).decode())
+        for key, kind in sorted((kinds or {}).items())
+    ]
+
+
+Follow = Callable[[], AsyncIterator[Any]]
+Apply = Callable[[Any], None]
+
+
+class Dynamic:
+    """Keeps this process's live settings as they are published; `apply` has a function for each key that matters here."""
+
+    def __init__(self, follow: Follow, apply: Mapping[str, Apply]) -> None:
+        self._follow = follow
+        self._apply = apply
+
+    async def run(self) -> None:
+        """Follow the namespace for the life of the process."""
+        while True:
+            try:
+                steps = self._follow()
+                async with aclosing(steps):  # type: ignore[type-var]
+                    async for step in steps:
+                        if isinstance(step, Snapshot):
+                            self._take_all(step.items)
+                        elif isinstance(step, Update):
+                            for value in step.values:
+                                self._take(value)
+            except HeadgateError as error:
+                log.debug("live settings not followed", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
+
+    def _take_all(self, values: list[Value]) -> None:
+        found = {value.key: value for value in values}
+        for key in self._apply:
+            self._take(found.get(key) or Value(key, 0, kind="removed"))
+
+    def _take(self, value: Value) -> None:
+        apply = self._apply.get(value.key)
+        if apply is None:
+            return
+        kind = DEFINITIONS[value.key]
+        try:
+            parsed = msgspec.convert(value.parsed(), kind) if value.kind == "put" else kind()
+        except (HeadgateError, msgspec.ValidationError) as error:
+            log.warning("live setting not usable", key=value.key, version=value.version, error=str(error))
+            return
+        apply(parsed)
+        if value.version:
+            log.info("live setting in force", key=value.key, version=value.version)

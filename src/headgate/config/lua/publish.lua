@@ -1,0 +1,91 @@
+#!lua
+--- Publish new versions of keys, all or none; a deletion is a version too.
+--- KEYS     1 meta (hash)   2 values (hash key -> json)   3 versions (hash key -> last first)
+---          4 past (hash key@version -> json)   5 changes (stream)
+--- ARGV     1 context   2 history   3 most_keys   4 kept (versions of a key)   5 kept_ms   6 nonce
+---          7 common (json fields)   8.. key, expected (empty: any, 0: must not exist, else its version),
+---          kind (put or removed), fields (json)
+--- RETURNS  published, revision, then key, version of each; or conflict, key, its version; or full
+--- AGAIN    same answer: the nonce names the attempt
+--@include clock
+--@include feed
+local meta, values, versions, past, changes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local context, history, most_keys, kept = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local kept_ms, nonce, common, first_key = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+
+local LOST_VERSIONS = 100
+
+local thing = open_thing(meta, context, 0)
+local mark, epoch = '"nonce":"' .. nonce .. '"', '"epoch":"' .. thing.epoch .. '"'
+
+--- Give the version that this very attempt made already, if only its answer was lost.
+local function made_before(key)
+  local last, first = string.match(redis.call('HGET', versions, key) or '0 1', '^(%d+) (%d+)$')
+  for version = tonumber(last), math.max(tonumber(first), tonumber(last) - 9), -1 do
+    local entry = redis.call('HGET', past, key .. '@' .. text_of(version))
+    if entry and string.find(entry, mark, 1, true) then
+      return text_of(version)
+    end
+  end
+  return nil
+end
+
+if made_before(first_key) then
+  local reply = {'published', text_of(revision_of(thing))}
+  for i = 8, #ARGV, 4 do
+    reply[#reply + 1] = ARGV[i]
+    reply[#reply + 1] = made_before(ARGV[i])
+  end
+  return reply
+end
+
+local new = 0
+for i = 8, #ARGV, 4 do
+  local key, expected = ARGV[i], ARGV[i + 1]
+  local last = string.match(redis.call('HGET', versions, key) or '', '^(%d+)')
+  local current = redis.call('HEXISTS', values, key) == 1 and last or '0'
+  if expected ~= '' and expected ~= current then
+    return {'conflict', key, current}
+  end
+  new = new + (last and 0 or 1)
+end
+if new > 0 and redis.call('HLEN', versions) + new > most_keys then
+  return {'full'}
+end
+
+local reply, told = {'published', '0'}, {}
+for i = 8, #ARGV, 4 do
+  local key, kind, fields = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+  local last, first = string.match(redis.call('HGET', versions, key) or '0 1', '^(%d+) (%d+)$')
+  local version = tonumber(last) + 1
+  first = tonumber(first)
+  -- After a possible loss, versions that somebody may have seen are not given again.
+  local newest = redis.call('HGET', past, key .. '@' .. last)
+  if newest and not string.find(newest, epoch, 1, true) then
+    version = version + LOST_VERSIONS
+  end
+  local entry = '{"key":' .. cjson.encode(key) .. ',"kind":"' .. kind .. '","version":' .. text_of(version)
+    .. ',"at":' .. text_of(thing.now) .. ',' .. mark .. ',' .. epoch .. common .. fields .. '}'
+  -- The newest versions are kept, and older ones for a while; a few that are too old go with each publish.
+  for _ = 1, 4 do
+    local old = first < version and redis.call('HGET', past, key .. '@' .. text_of(first))
+    local aged = old and thing.now - tonumber(string.match(old, '"at":(%d+)')) > kept_ms
+    if first < version and (not old or aged or version - first >= kept) then
+      redis.call('HDEL', past, key .. '@' .. text_of(first))
+      first = first + 1
+    end
+  end
+  redis.call('HSET', versions, key, text_of(version) .. ' ' .. text_of(first))
+  redis.call('HSET', past, key .. '@' .. text_of(version), entry)
+  if kind == 'put' then
+    redis.call('HSET', values, key, entry)
+  else
+    redis.call('HDEL', values, key)
+  end
+  told[#told + 1] = entry
+  reply[#reply + 1] = key
+  reply[#reply + 1] = text_of(version)
+end
+reply[2] = text_of(change(thing, changes, history, 'publish', '', '[' .. table.concat(told, ',') .. ']'))
+close_feed(thing, changes)
+return reply

@@ -1,0 +1,200 @@
+"""What a value is, which contents are well-formed, and what Headgate itself may be told this way."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+import yaml  # type: ignore[import-untyped]
+
+from headgate.kit.ids import config_key
+from headgate.kit.problems import HeadgateError, InvalidRequest
+
+RESERVED: Final = frozenset({"watch", "history", "rollback"})
+MASK: Final = "••••••"
+MOST_REASON: Final = 500
+
+
+class UnknownKey(HeadgateError):
+    """There is no such key."""
+
+    code, status = "unknown_key", 404
+
+
+class UnknownVersion(HeadgateError):
+    """This version is not kept, or never was."""
+
+    code, status = "unknown_version", 404
+
+
+class NamespaceFull(HeadgateError):
+    """This namespace has as many keys as it may have."""
+
+    code, status = "namespace_full", 429
+
+
+class ContentInvalid(HeadgateError):
+    """The content is not well-formed."""
+
+    code, status = "content_invalid", 422
+
+
+class ContentType(StrEnum):
+    """What a content is written in."""
+
+    TEXT = "text"
+    JSON = "json"
+    TOML = "toml"
+    YAML = "yaml"
+    PROPERTIES = "properties"
+
+
+class Value(msgspec.Struct, frozen=True, rename="camel"):
+    """One version of a key; a deletion has kind `removed` and no content."""
+
+    key: str
+    version: int
+    content: str = ""
+    content_type: ContentType = ContentType.TEXT
+    updated_at: str = ""
+    updated_by: str = ""
+    reason: str = ""
+    secret: bool = False
+    kind: str = "put"
+    diff: str | None = None
+
+    def masked(self) -> Value:
+        """Give it without its content if that is secret."""
+        return msgspec.structs.replace(self, content=MASK, diff=None) if self.secret and self.kind == "put" else self
+
+    def parsed(self) -> Any:
+        """Give the content as what it says: an object, a list, a text."""
+        return parse(self.content, self.content_type)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A version as the store keeps it."""
+
+    key: str
+    kind: str
+    version: int
+    at: int
+    author: str
+    reason: str
+    content: str = ""
+    type: ContentType = ContentType.TEXT
+    secret: bool = False
+
+    def value(self) -> Value:
+        """Give it as callers see it."""
+        at = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return Value(
+            self.key, self.version, self.content, self.type, at, self.author, self.reason, self.secret, self.kind
+        )
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A new version to publish; `expected` is the version it replaces (0: there must be none, None: any)."""
+
+    key: str
+    content: str | None
+    content_type: ContentType = ContentType.TEXT
+    expected: int | None = None
+    secret: bool = False
+
+
+class Published(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer to a publish."""
+
+    version: int
+    revision: int
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One publish as a watcher sees it: all its keys, at one revision."""
+
+    revision: int
+    values: list[Value]
+
+
+def check_key(key: str) -> str:
+    """Check a key: its last part may not be one of the reserved names."""
+    config_key(key, "key")
+    parts = key.split("/")
+    if parts[-1] in RESERVED or "" in parts or "." in parts or ".." in parts:
+        raise InvalidRequest("A key has no empty parts and does not end in watch, history or rollback.", field="key")
+    return key
+
+
+def parse(content: str, type_: ContentType) -> Any:
+    """Read a content; raises ContentInvalid with the position of the first mistake."""
+    try:
+        match type_:
+            case ContentType.JSON:
+                return json.loads(content)
+            case ContentType.TOML:
+                return tomllib.loads(content)
+            case ContentType.YAML:
+                return yaml.safe_load(content)
+            case ContentType.PROPERTIES:
+                return _parse_properties(content)
+            case ContentType.TEXT:
+                return content
+    except json.JSONDecodeError as error:
+        raise _invalid(error.msg, error.lineno, error.colno) from error
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        line, column = (int(found[1]), int(found[2])) if found else (content.count("\n") + 1, 1)
+        raise _invalid(str(error).partition(" (at")[0], line, column) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        words = getattr(error, "problem", None) or "not readable"
+        raise _invalid(str(words), mark.line + 1 if mark else 1, mark.column + 1 if mark else 1) from error
+    except (RecursionError, ValueError) as error:
+        raise _invalid("it is nested too deeply or holds what cannot be read", 1, 1) from error
+
+
+def _invalid(words: str, line: int, column: int) -> ContentInvalid:
+    return ContentInvalid(f"Line {line}, column {column}: {words}.", line=line, column=column)
+
+
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_SPLIT = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
+_PLAIN = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+
+
+def _parse_properties(content: str) -> dict[str, str]:
+    """Read Java's properties: key=value, comments, continued lines and escapes."""
+    found: dict[str, str] = {}
+    lines = content.splitlines()
+    number = 0
+    while number < len(lines):
+        first, line = number, lines[number].lstrip()
+        number += 1
+        if not line or line[0] in "#!":
+            continue
+        while len(line) - len(line.rstrip("\\")) & 1 and number < len(lines):
+            line = line[:-1] + lines[number].lstrip()
+            number += 1
+        broken = re.search(r"\\u(?![0-9a-fA-F]{4})", line)
+        if broken:
+            raise _invalid("\\u needs four hexadecimal digits", first + 1, broken.start() + 1)
+        parts = _SPLIT.split(line, maxsplit=1)
+        key, value = (parts[0], parts[2]) if len(parts) == 3 else (line, "")
+        if not key:
+            raise _invalid("there is no key before the value", first + 1, 1)
+        found[_unescaped(key)] = _unescaped(value)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    def plain(found: re.Match[str]) -> str:
+        word = found[1]
+        return chr(int(word[1:], 16)) if word[0] == "u" and len(word) == 5 else _PLAIN.get(word, word)
+
+    return _ESCAPE.sub(plain, text)

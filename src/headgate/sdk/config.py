@@ -1,0 +1,191 @@
+"""`hg.config`: read, publish, roll back, watch, and live values that survive outages."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import random
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.model import ContentType, Draft, Published, Update, Value
+from headgate.config.values import Config as StoreConfig
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.sdk.config_modes import Happening, HttpMode, Marked, Mode, Present, StoreMode
+from headgate.sdk.http import Http
+from headgate.sdk.live import Changed, Live
+from headgate.sdk.snapshot import Snapshots, directory_for
+from headgate.store import Store
+
+FIRST_PAUSE: Final = 0.2
+LONGEST_PAUSE: Final = 5.0
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+__all__ = ["Changed", "Config", "ContentType", "Draft", "Live", "Marked", "Present", "Published", "Update", "Value"]
+
+
+class Config:
+    """Config as a client sees it."""
+
+    def __init__(self, mode: Mode, snapshots: Snapshots[Value] | None = None) -> None:
+        self._mode = mode
+        self._snapshots = snapshots
+        self._lives: dict[str, dict[str, list[Live[object]]]] = {}
+        self._following: dict[str, asyncio.Task[None]] = {}
+
+    async def get(self, namespace: str, key: str, *, version: int | None = None) -> Value:
+        """Give a key's newest version, or one version; raises UnknownKey or UnknownVersion."""
+        return await self._mode.get(namespace, key, version)
+
+    async def list(self, namespace: str) -> Sequence[Value]:
+        """Give all values of a namespace."""
+        return (await self._mode.read(namespace)).values
+
+    async def set(
+        self,
+        namespace: str,
+        key: str,
+        content: str,
+        *,
+        content_type: ContentType = ContentType.TEXT,
+        version: int | None = None,
+        secret: bool = False,
+        reason: str = "",
+    ) -> Published:
+        """Publish a new version; `version` is the one it replaces (0: there must be none). Raises VersionConflict."""
+        draft = Draft(key, content, content_type, version, secret)
+        return (await self._mode.publish(namespace, [draft], reason))[key]
+
+    async def delete(self, namespace: str, key: str, *, version: int | None = None, reason: str = "") -> Published:
+        """Delete a key; its history stays."""
+        expected = version if version is not None else (await self._mode.get(namespace, key, None)).version
+        return (await self._mode.publish(namespace, [Draft(key, None, expected=expected)], reason))[key]
+
+    async def publish(self, namespace: str, drafts: Sequence[Draft], *, reason: str = "") -> dict[str, Published]:
+        """Publish several keys, all or none."""
+        return await self._mode.publish(namespace, drafts, reason)
+
+    async def history(self, namespace: str, key: str, *, before: int = 0, limit: int = 50) -> Sequence[Value]:
+        """Give a key's versions, newest first."""
+        return await self._mode.history(namespace, key, before, limit)
+
+    async def roll_back(self, namespace: str, key: str, version: int, *, reason: str = "") -> Published:
+        """Publish an old version's content as a new version."""
+        return await self._mode.roll_back(namespace, key, version, reason)
+
+    def watch(self, namespace: str, *, position: int | None = None) -> AsyncGenerator[Happening, None]:
+        """Follow a namespace by hand: the present values first, or what changed after a position."""
+        return self._mode.watch(namespace, position)
+
+    async def live(self, namespace: str, key: str, kind: type[T], *, default: T | None = None) -> Live[T]:
+        """Give a typed value that stays current; in an outage it is what was last known, marked stale."""
+        made: Live[T] = Live(namespace, key, kind)
+        try:
+            value = await self._mode.get(namespace, key, None)
+        except StoreUnavailable:
+            saved = await self._load(namespace, key)
+            if saved is None or not made.take(saved):
+                raise
+            made.stale = True
+        except HeadgateError:
+            if default is None:
+                raise
+            made._value, made.stale = default, False
+        else:
+            if not made.take(value):
+                raise ValueError(f"{key} does not fit {kind.__name__}: {made.error}")
+            await self._save(namespace, value)
+        self._lives.setdefault(namespace, {}).setdefault(key, []).append(made)  # type: ignore[arg-type]
+        if namespace not in self._following:
+            self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
+        return made
+
+    async def stop(self) -> None:
+        """End all that runs for this part."""
+        tasks, self._following = list(self._following.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for live in self._all():
+            await live.close()
+        self._lives.clear()
+
+    async def _keep_following(self, namespace: str) -> None:
+        position: int | None = None
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with aclosing(self._mode.watch(namespace, position)) as happenings:
+                    async for happening in happenings:
+                        pause = FIRST_PAUSE
+                        match happening:
+                            case Present():
+                                await self._take_all(namespace, happening)
+                            case Update():
+                                for value in happening.values:
+                                    await self._take(namespace, value)
+                            case Marked():
+                                position = happening.position
+            except HeadgateError as error:
+                log.debug("config watch broke", namespace=namespace, error=str(error))
+            for lives in self._lives.get(namespace, {}).values():
+                for live in lives:
+                    live.stale = True
+            position = None  # the present values say all that was missed
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _take_all(self, namespace: str, present: Present) -> None:
+        found = {value.key: value for value in present.values}
+        for key, lives in self._lives.get(namespace, {}).items():
+            value = found.get(key)
+            for live in lives:
+                if value is not None and value.version >= live.version:
+                    live.take(value)
+                elif value is None and live.version == 0:
+                    live.stale = False  # a default, and nothing published
+                elif value is None and not present.lost and live.known and not live.stale:
+                    live.take(Value(key, live.version, kind="removed"))
+                else:
+                    # The store knows less than we do: it lost history, or we were away when it was removed.
+                    live.stale = True
+                    log.warning("config history is behind what is known here", namespace=namespace, key=key)
+            if value is not None and any(live.version == value.version for live in lives):
+                await self._save(namespace, value)
+
+    async def _take(self, namespace: str, value: Value) -> None:
+        lives = self._lives.get(namespace, {}).get(value.key, [])
+        if [live.take(value) for live in lives] and value.kind == "put":
+            await self._save(namespace, value)
+
+    async def _load(self, namespace: str, key: str) -> Value | None:
+        if self._snapshots is None:
+            return None
+        return await asyncio.to_thread(self._snapshots.read, f"{namespace}@{key}")
+
+    async def _save(self, namespace: str, value: Value) -> None:
+        if self._snapshots is not None:
+            await asyncio.to_thread(self._snapshots.write, f"{namespace}@{value.key}", value)
+
+    def _all(self) -> Sequence[Live[object]]:
+        return [live for keys in self._lives.values() for lives in keys.values() for live in lives]
+
+
+def config_of(backend: Http | Store, *, url: str, snapshot_dir: Path | None = None) -> Config:
+    """Make the config part of a client."""
+    mode: Mode
+    if isinstance(backend, Http):
+        mode, place = HttpMode(backend), url
+    else:
+        author = f"{getpass.getuser()}@{socket.gethostname()}"[:64]
+        mode = StoreMode(StoreConfig(backend, definitions={NAMESPACE: DEFINITIONS}), author)
+        place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
+    return Config(mode, Snapshots(directory_for(snapshot_dir, place, "config"), Value))

@@ -1,0 +1,169 @@
+"""The two ways to config: beside the store, or through a gateway. Both give the same answers and the same events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.config.api import BatchAnswer, Values, Versions
+from headgate.config.model import Draft, Published, Update, Value
+from headgate.config.values import Config as StoreConfig
+from headgate.config.values import State
+from headgate.config.watch import Told, follow
+from headgate.kit.problems import from_document
+from headgate.sdk.http import Http
+from headgate.store.feed import Bookmark, Reset, Snapshot
+
+
+class Present(msgspec.Struct, frozen=True):
+    """All values of a namespace; `lost` says that history may have been lost before."""
+
+    values: list[Value]
+    revision: int
+    lost: bool
+
+
+class Marked(msgspec.Struct, frozen=True):
+    """A position from which a watch can be resumed."""
+
+    position: int
+
+
+Happening = Present | Update | Marked
+
+
+class Mode(Protocol):
+    """What both modes can do."""
+
+    async def get(self, namespace: str, key: str, version: int | None) -> Value: ...
+
+    async def read(self, namespace: str) -> State: ...
+
+    async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]: ...
+
+    async def history(self, namespace: str, key: str, before: int, limit: int) -> list[Value]: ...
+
+    async def roll_back(self, namespace: str, key: str, version: int, reason: str) -> Published: ...
+
+    def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]: ...
+
+
+class StoreMode:
+    """Beside the store; the author is this program."""
+
+    def __init__(self, config: StoreConfig, author: str) -> None:
+        self._config = config
+        self._author = author
+
+    async def get(self, namespace: str, key: str, version: int | None) -> Value:
+        if version is not None:
+            return await self._config.version(namespace, key, version)
+        return await self._config.get(namespace, key)
+
+    async def read(self, namespace: str) -> State:
+        return await self._config.read(namespace)
+
+    async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]:
+        return await self._config.publish(namespace, drafts, author=self._author, reason=reason)
+
+    async def history(self, namespace: str, key: str, before: int, limit: int) -> list[Value]:
+        return await self._config.history(namespace, key, before=before, most=limit)
+
+    async def roll_back(self, namespace: str, key: str, version: int, reason: str) -> Published:
+        return await self._config.roll_back(namespace, key, version, author=self._author, reason=reason)
+
+    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]:
+        lost = False
+        async with aclosing(follow(self._config, namespace, position)) as steps:
+            async for step in steps:
+                match step:
+                    case Snapshot():
+                        yield Present(step.items, step.revision, lost)
+                        lost = False
+                        yield Marked(step.revision)
+                    case Update():
+                        yield step
+                        yield Marked(step.revision)
+                    case Bookmark():
+                        yield Marked(step.revision)
+                    case Reset():
+                        lost = True
+                    case _:
+                        pass
+
+
+class HttpMode:
+    """Through a gateway; the author is the token's name."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    async def get(self, namespace: str, key: str, version: int | None) -> Value:
+        return await self._http.request("GET", _path(namespace, key), query={"version": version}, answer=Value)
+
+    async def read(self, namespace: str) -> State:
+        found = await self._http.request("GET", _path(namespace), answer=Values)
+        return State(found.values, found.revision, found.epoch)
+
+    async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]:
+        values = [
+            {
+                "key": draft.key,
+                "content": draft.content,
+                "contentType": draft.content_type,
+                "secret": draft.secret,
+                "version": draft.expected,
+            }
+            for draft in drafts
+        ]
+        body = {"values": values, "reason": reason}
+        answer = await self._http.request("POST", _path(namespace), body=body, answer=BatchAnswer)
+        return {key: Published(version, answer.revision) for key, version in answer.versions.items()}
+
+    async def history(self, namespace: str, key: str, before: int, limit: int) -> list[Value]:
+        query = {"before": before or None, "limit": limit}
+        return (
+            await self._http.request("GET", f"{_path(namespace, key)}/history", query=query, answer=Versions)
+        ).versions
+
+    async def roll_back(self, namespace: str, key: str, version: int, reason: str) -> Published:
+        body = {"version": version, "reason": reason}
+        return await self._http.request("POST", f"{_path(namespace, key)}/rollback", body=body, answer=Published)
+
+    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]:
+        gathering: list[Value] | None = [] if position is None else None
+        lost = False
+        batch: list[Value] = []
+        async with self._http.events(f"{_path(namespace)}/watch", query={"revision": position}) as events:
+            async for event in events:
+                match event.event:
+                    case "problem":
+                        document: Mapping[str, object] = msgspec.json.decode(event.data, type=dict[str, object])
+                        raise from_document(dict(document), 500)
+                    case "put" | "removed":
+                        told = msgspec.json.decode(event.data, type=Told)
+                        value = told.value or Value(told.key, told.version, kind="removed")
+                        if gathering is not None:
+                            gathering.append(value)
+                            continue
+                        batch.append(value)
+                        if event.id == str(told.revision):  # the last of its publish
+                            yield Update(told.revision, batch)
+                            batch = []
+                            yield Marked(told.revision)
+                    case "compacted" | "reset":
+                        gathering, lost = [], event.event == "reset"
+                    case "bookmark":
+                        if gathering is not None:
+                            yield Present(gathering, int(event.id), lost)
+                            gathering, lost = None, False
+                        yield Marked(int(event.id))
+
+
+def _path(namespace: str, key: str | None = None) -> str:
+    base = f"/cfg/v1/{quote(namespace, safe='')}"
+    return base if key is None else f"{base}/{quote(key, safe='/')}"
