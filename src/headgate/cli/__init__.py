@@ -26,6 +26,8 @@ app = App(
 serve = App(name="serve", help="Run one process of Headgate; any number of each may run.")
 lock = App(name="lock", help="Run commands under a lock, across machines; see and break locks.")
 service = App(name="service", help="See and manage what is registered; register any program while it runs.")
+relay = App(name="relay", help="Calls to somebody else's API, within its limits.")
+upstream = App(name="upstream", help="Somebody else's API, and how much of it may be used.")
 token = App(name="token", help="Make, list and revoke the tokens that callers show.")
 
 # Modules are imported when their command is called: `headgate version` need not load a web server.
@@ -56,6 +58,14 @@ app.command(token)
 token.command("headgate.cli.token:list_tokens", name="list", help="Show all tokens, without the tokens themselves.")
 token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")
 token.command("headgate.cli.token:revoke", name="revoke", help="Make a token worthless.")
+app.command(relay)
+relay.command(upstream)
+upstream.command("headgate.cli.relay:list_upstreams", name="list", help="Show all upstreams and their limits.")
+upstream.command("headgate.cli.relay:set_upstream", name="set", help="Add or change an upstream.")
+upstream.command("headgate.cli.relay:remove_upstream", name="remove", help="Take an upstream out of service.")
+relay.command("headgate.cli.relay:status", name="status", help="Show who waits, what is in flight and what cools.")
+relay.command("headgate.cli.relay:watch", name="watch", help="Show the same again and again.")
+relay.command("headgate.cli.relay:prove", name="prove", help="Flood live relays and count what arrives.")
 app.command("headgate.cli.chat:chat", name="chat", help="Stand in line, enter the arena with a ticket, and talk.")
 app.command(
     "headgate.cli.load:load", name="load", help="Send a simulated crowd through a queue and draw what happened."

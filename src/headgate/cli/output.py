@@ -40,6 +40,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str =
     Console().print(drawn)
 
 
+def stderr() -> Console:
+    """Give the console of what is not data: progress bars."""
+    return Console(stderr=True)
+
+
 def say(text: str) -> None:
     """Tell the person something that is not data."""
     sys.stderr.write(text + "\n")

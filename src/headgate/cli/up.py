@@ -56,7 +56,13 @@ def children(plan: Plan) -> list[Child]:
             f"ws://{plan.host}:{plan.port + 1}/gameserver",
             environment={"HEADGATE_ARENA_HOST": plan.host, "HEADGATE_ARENA_DRAIN_SECONDS": "1"},
         ),
-        Child("relay", ("serve", "relay", *demo), plan.port + 2, f"{at}:{plan.port + 2}"),
+        Child(
+            "relay",
+            ("serve", "relay", *demo),
+            plan.port + 2,
+            f"{at}:{plan.port + 2}",
+            environment={"HEADGATE_RELAY_DRAIN_SECONDS": "1"},
+        ),
     ]
 
 
