@@ -107,7 +107,8 @@ def test_serve_without_an_admin_token_says_how_to_set_one(tmp_path: Path, server
 def test_serve_with_an_unreachable_store_or_a_wrong_password_says_so(tmp_path: Path) -> None:
     away = headgate("serve", "worker", "--store", f"valkey://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert away.returncode == 1
-    assert "store" in away.stderr.splitlines()[-1]
+    assert "cannot be reached" in away.stderr.splitlines()[-1]
+    assert "headgate doctor" in away.stderr.splitlines()[-1]
     with Standalone(password="right-password") as guarded:
         wrong = headgate("serve", "worker", "--store", f"valkey://:wrong@127.0.0.1:{guarded.node.port}", cwd=tmp_path)
     assert wrong.returncode == 1

@@ -11,9 +11,10 @@ from cyclopts import App, CycloptsError
 
 from headgate import __version__
 from headgate.cli import output
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import HeadgateError, StoreUnavailable
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+_AWAY = "Check that it runs and that the address is right; `headgate doctor` tells more."
 
 app = App(
     name="headgate",
@@ -97,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     except HeadgateError as error:
         if debug:
             traceback.print_exc()
-        output.complain(error.detail)
+        output.complain(error.detail, _AWAY if isinstance(error, StoreUnavailable) else "")
         return FAILED
     except Exception as error:  # noqa: BLE001  # the last stop: people get a sentence, --debug the traceback
         if debug:
