@@ -71,8 +71,9 @@ class Line(Protocol):
 class Queue:
     """The waiting room as a client sees it; `queue` defaults to `main` everywhere."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, namespace: str) -> None:
         self._line = line
+        self._namespace = namespace
         self._keys: PublicKeys | None = None
 
     async def entry(
@@ -169,7 +170,7 @@ class Queue:
         """
         if self._keys is None or not self._keys.knows(ticket):
             self._keys = await self._line.public_keys()
-        return self._keys.check_ticket(ticket, queue=queue, instance_id=instance_id)
+        return self._keys.check_ticket(ticket, queue=queue, instance_id=instance_id, namespace=self._namespace)
 
 
 class StoreLine:
@@ -368,7 +369,8 @@ class HttpLine:
 
 def queue_of(backend: Http | Store, namespace: str) -> Queue:
     """Make the part for a client's mode."""
-    return Queue(HttpLine(backend, namespace) if isinstance(backend, Http) else StoreLine(backend, namespace))
+    line = HttpLine(backend, namespace) if isinstance(backend, Http) else StoreLine(backend, namespace)
+    return Queue(line, namespace)
 
 
 def _token(place_token: str | None) -> dict[str, str]:

@@ -1,0 +1,204 @@
+"""`hg.queue` in both modes: one suite."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from headgate.sdk import Headgate
+from headgate.store import StoreSettings, open_store
+from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
+from headgate.waiting_room.problems import (
+    NotInLine,
+    QueueUnknown,
+    TicketExpired,
+    TicketInvalid,
+    TicketUsed,
+)
+from headgate.waiting_room.signing import PublicKeys, SigningKeys, Ticket
+from tests.processes import GatewayProcess
+from tests.topology import Topology, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Scene:
+    """A client of one mode, and a hand that does what an operator and a worker do."""
+
+    hg: Headgate
+    room: WaitingRoom
+    namespace: str
+
+    async def create(self, **policy: object) -> None:
+        change = msgspec.convert(policy, PolicyChange)
+        await self.room.queues.configure(self.room.queues.thing(self.namespace, "main"), change, who="test")
+
+    async def visit(self) -> None:
+        await self.room.promotion.visit(self.room.queues.thing(self.namespace, "main"))
+
+
+@pytest.fixture(params=["store", "http"])
+async def scene(
+    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess
+) -> AsyncIterator[Scene]:
+    namespace = f"n{secrets.token_hex(4)}"
+    if request.param == "http":
+        made = Headgate(gateway_process.url, token=gateway_process.token, namespace=namespace)
+    else:
+        made = Headgate(server.url, prefix=gateway_process.prefix, namespace=namespace)
+    settings = StoreSettings(url=server.url, prefix=gateway_process.prefix)
+    async with made as hg, open_store(settings) as store:
+        yield Scene(hg, WaitingRoom(store), namespace)
+
+
+async def promoted(scene: Scene, nickname: str = "Ryan") -> Status:
+    entry = await scene.hg.queue.entry(nickname)
+    await scene.visit()
+    return await scene.hg.queue.status(entry.user_id)
+
+
+async def test_wait_gives_each_change_until_promoted(scene: Scene) -> None:
+    await scene.create(capacity=1)
+    queue = scene.hg.queue
+    first, second = [await queue.entry(name) for name in ("first", "second")]
+    await scene.visit()
+    seen: list[Status] = []
+
+    async def follow() -> None:
+        nonlocal seen
+        async for status in queue.wait(second.user_id):
+            seen += [status]
+
+    following = asyncio.ensure_future(follow())
+    await eventually(lambda: seen)
+    await queue.leave(first.user_id)
+    await scene.visit()
+    await asyncio.wait_for(following, 10)
+    assert [status.status for status in seen] == [State.WAITING, State.PROMOTED]
+    assert isinstance(seen[-1].ticket_id, str)
+
+
+async def test_the_same_exceptions_in_both_modes(scene: Scene) -> None:
+    queue = scene.hg.queue
+    with pytest.raises(QueueUnknown):
+        await queue.entry("Ryan")
+    await scene.create(capacity=1)
+    with pytest.raises(NotInLine):
+        await queue.status("nobody")
+    with pytest.raises(NotInLine):
+        async for _ in queue.wait("nobody"):
+            pass
+    with pytest.raises(TicketInvalid):
+        await queue.redeem("no-such-ticket", session_id="s1")
+    status = await promoted(scene)
+    assert isinstance(status.ticket_id, str)
+    await queue.redeem(status.ticket_id, session_id="s1")
+    with pytest.raises(TicketUsed):
+        await queue.redeem(status.ticket_id, session_id="s2")
+    await queue.end("s1")
+    await queue.end("s1")
+    assert (await queue.status(status.user_id)).status is State.FINISHED
+
+
+async def test_a_server_offers_seats_redeems_and_leaves(scene: Scene) -> None:
+    await scene.create()
+    queue = scene.hg.queue
+    async with queue.offer_seats(capacity=1, max_capacity=2, address="ws://here") as offer:
+        status = await promoted(scene)
+        assert not isinstance(status.server, msgspec.UnsetType)
+        assert (status.server.instance_id, status.server.address) == (offer.instance_id, "ws://here")
+        assert isinstance(status.ticket_id, str)
+        redeemed = await offer.redeem(status.ticket_id, "s1")
+        assert (redeemed.user.nickname, redeemed.instance_id) == ("Ryan", offer.instance_id)
+        [view] = (await queue.servers()).servers
+        assert (view.sessions, view.capacity, view.max_capacity) == (1, 1, 2)
+        await offer.beat()
+        offer.capacity = 2
+        offer.beat_soon()
+        await eventually(lambda: _capacity_is(scene, 2))
+        await offer.end("s1", "dropped")
+        again = await queue.entry("Ryan", user_id=status.user_id)
+        assert again.status is State.PROMOTED
+        await offer.drain()
+        await offer.beat()
+        assert offer.draining.is_set()
+    assert (await queue.servers()).servers == []
+
+
+async def _capacity_is(scene: Scene, wanted: int) -> bool:
+    return [view.capacity for view in (await scene.hg.queue.servers()).servers] == [wanted]
+
+
+async def test_a_report_never_ends_a_session_whose_answer_is_on_its_way(scene: Scene) -> None:
+    await scene.create()
+    async with scene.hg.queue.offer_seats(capacity=5, address="ws://here") as offer:
+        first, second = await promoted(scene), await promoted(scene, "Apeach")
+        # As if the answer to the second redeem overtook that to the first.
+        call = object()
+        offer._under_way[call] = offer._latest
+        assert isinstance(first.ticket_id, str)
+        assert isinstance(second.ticket_id, str)
+        await scene.hg.queue.redeem(first.ticket_id, session_id="late", instance_id=offer.instance_id)
+        await offer.redeem(second.ticket_id, "early")
+        offer._report_in = 0
+        await offer.beat()
+        [view] = (await scene.hg.queue.servers()).servers
+        assert view.sessions == 2
+        del offer._under_way[call]
+        offer._report_in = 0
+        await offer.beat()
+        [view] = (await scene.hg.queue.servers()).servers
+        assert view.sessions == 1, "what a whole report lacks has ended"
+
+
+async def test_a_signed_ticket_is_checked_offline(scene: Scene) -> None:
+    await scene.create(capacity=1)
+    status = await promoted(scene)
+    assert isinstance(status.ticket, str)
+    said = await scene.hg.queue.check_ticket(status.ticket)
+    assert (said.jti, said.sub) == (status.ticket_id, status.user_id)
+    head, body, signature = status.ticket.split(".")
+    none = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
+    for bad in (
+        f"{head}.{body}.{'A' * len(signature)}",
+        f"{none}.{body}.",
+        f"{head}.{body}x.{signature}",
+        "not-a-ticket",
+    ):
+        with pytest.raises(TicketInvalid):
+            await scene.hg.queue.check_ticket(bad)
+    with pytest.raises(TicketInvalid):
+        await scene.hg.queue.check_ticket(status.ticket, queue="another")
+
+
+def test_a_ticket_for_another_server_or_too_old_is_refused_offline() -> None:
+    keys = SigningKeys.read(SigningKeys.generate())
+    ticket = Ticket(jti="t", sub="u", aud="main", gen=1, exp=4_000_000_000, srv="s1")
+    signed = keys.sign_ticket(ticket)
+    assert keys.public().check_ticket(signed, queue="main", instance_id="s1").srv == "s1"
+    with pytest.raises(TicketInvalid):
+        keys.public().check_ticket(signed, queue="main", instance_id="s2")
+    with pytest.raises(TicketExpired):
+        keys.public().check_ticket(keys.sign_ticket(msgspec.structs.replace(ticket, exp=1)), queue="main")
+    stranger = SigningKeys.read(SigningKeys.generate())
+    with pytest.raises(TicketInvalid):
+        stranger.public().check_ticket(signed, queue="main")
+
+
+def test_old_keys_are_believed_while_they_are_listed() -> None:
+    old, new = SigningKeys.generate(), SigningKeys.generate()
+    ticket = Ticket(jti="t", sub="u", aud="main", gen=1, exp=4_000_000_000)
+    signed = SigningKeys.read(old).sign_ticket(ticket)
+    listed = msgspec.json.decode(new)["keys"] + msgspec.json.decode(old)["keys"]
+    rotated = SigningKeys.read(msgspec.json.encode({"keys": listed}).decode())
+    published = PublicKeys.read(msgspec.json.encode(rotated.jwks()))
+    assert published.check_ticket(signed, queue="main").jti == "t"
+    with pytest.raises(TicketInvalid):
+        SigningKeys.read(new).public().check_ticket(signed, queue="main")
