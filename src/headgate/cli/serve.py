@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated
@@ -17,7 +17,13 @@ from cyclopts import Parameter
 from headgate import __version__
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
+from headgate.cli.presence import Limiter, announce, live_settings, process_record
 from headgate.cli.settings import read_settings
+from headgate.config.api import operations as config_operations
+from headgate.config.dynamic import DEFINITIONS
+from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
+from headgate.config.settings import ConfigSettings
+from headgate.config.values import Config
 from headgate.gateway.assembly import Keeper, open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.server import serve
@@ -40,6 +46,7 @@ from headgate.registry.api import operations as registry_operations
 from headgate.registry.health import prober_for
 from headgate.registry.instances import Registry
 from headgate.registry.jobs import jobs as registry_jobs
+from headgate.registry.model import Record
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.api import operations as relay_operations
 from headgate.relay.relay import Relay
@@ -68,11 +75,19 @@ class Parts(msgspec.Struct, frozen=True):
     jobs: list[Job] = []
 
 
-def assemble(store: Store, configuration: Configuration) -> Parts:
-    """Build every feature on an open store."""
+def assemble(
+    store: Store,
+    configuration: Configuration,
+    record: Record,
+    limits: Callable[[], Mapping[str, Limiter]] | None = None,
+) -> Parts:
+    """Build every feature on an open store; the record is what this process is registered as."""
     registry = Registry(store, configuration[RegistrySettings])
     prober = prober_for(store, registry.settings)
     alerts = Alerts(target_from(registry.settings))
+    config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
+    live = live_settings(config, usual=configuration[LogSettings].level, alerts=alerts, limits=limits)
+    presence = partial(announce, registry, prober, record)
     locks = Locks(store, configuration[LockSettings])
     relay = Relay(store, configuration[RelaySettings])
     keys = configuration[GatewaySettings].signing_keys
@@ -81,6 +96,7 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
     return Parts(
         operations=[
             *registry_operations(registry, prober),
+            *config_operations(config),
             *lock_operations(locks),
             *relay_operations(relay),
             *queue_operations(room),
@@ -88,8 +104,10 @@ def assemble(store: Store, configuration: Configuration) -> Parts:
             *gate_operations(gate, room),
         ],
         mounts=[gate_mount(gate), relay.mount()],
-        keepers=[gate.rules.keep, gate.traffic.keep],
+        keepers=[presence, live.run, gate.rules.keep, gate.traffic.keep],
         jobs=[
+            Job("presence", presence),
+            Job("live settings", live.run),
             *registry_jobs(registry, prober, alerts),
             *lock_jobs(locks),
             *relay_jobs(relay),
@@ -150,11 +168,15 @@ async def open_application(configuration: Configuration, store_url: str) -> Asyn
     """Open what one process of a gateway serves: it has a store connection and features of its own."""
     begin(configuration, "gateway")
     settings = msgspec.structs.replace(configuration[StoreSettings], url=store_url)
+    listening = configuration[GatewaySettings]
+    opened: list[Gateway] = []
     async with open_store(settings) as store:
-        parts = assemble(store, configuration)
+        record = process_record("gateway", listening.host, listening.port)
+        parts = assemble(store, configuration, record, lambda: opened[0].limits if opened else {})
         async with open_gateway(
-            parts.operations, parts.mounts, parts.keepers, settings=configuration[GatewaySettings], store=store
+            parts.operations, parts.mounts, parts.keepers, settings=listening, store=store
         ) as application:
+            opened.append(application)
             yield application
     traces.close()
 
@@ -182,7 +204,8 @@ async def worker(*, store: str | None = None, ops_port: int | None = None, leash
 
             async with listen_operations(configuration, why_not) as port:
                 log.info("worker started", ops_port=port)
-                await life.run(run_jobs(assemble(opened, configuration).jobs, life.quiet))
+                record = process_record("worker", configuration[OperationsSettings].host, port)
+                await life.run(run_jobs(assemble(opened, configuration, record).jobs, life.quiet))
     traces.close()
     return 0
 

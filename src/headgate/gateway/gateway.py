@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from itertools import count
 from time import perf_counter
@@ -119,6 +119,11 @@ class Gateway:
         self._process = secrets.token_hex(6)
         self._numbers = count(1)
         self._warned: dict[str, float] = {}
+
+    @property
+    def limits(self) -> Mapping[str, Limiter]:
+        """The classes of limits, which may be changed while the gateway runs."""
+        return self._door.limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -243,6 +248,7 @@ class Gateway:
                 own = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode())]
                 message = {**message, "headers": own}
             await send(message)
+            await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
 
         tally.in_flight += 1
         try:

@@ -59,13 +59,21 @@ class Buckets:
 class Limiter:
     """One class of limits: per client address, and per user where the class says so."""
 
-    __slots__ = ("_addresses", "_users")
+    __slots__ = ("_addresses", "_limit", "_name", "_users")
 
     def __init__(self, name: str, limit: Limit) -> None:
+        self._name = name
+        self._limit = limit
         self._addresses = Buckets(name, limit.per_second, limit.burst)
         self._users = (
             Buckets(f"{name} by user", limit.user_per_second, limit.user_burst) if limit.user_per_second else None
         )
+
+    def change(self, per_second: float | None) -> None:
+        """Take another rate per address, with its burst in proportion; None: as configured."""
+        rate = per_second or self._limit.per_second
+        burst = max(1.0, self._limit.burst * rate / self._limit.per_second)
+        self._addresses = Buckets(self._name, rate, burst)
 
     def take_address(self, address: str) -> None:
         """Count a request of this address."""
