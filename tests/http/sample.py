@@ -226,9 +226,9 @@ def operations(store: Store) -> list[Operation]:
 
 
 @asynccontextmanager
-async def open_sample(store: StoreSettings, settings: GatewaySettings) -> AsyncIterator[Gateway]:
+async def open_sample(store: StoreSettings, settings: GatewaySettings, level: logs.Level) -> AsyncIterator[Gateway]:
     """Open the sample in a worker."""
-    logs.configure(logs.LogSettings(level=logs.Level.DEBUG, format=logs.Format.JSON), "sample")
+    logs.configure(logs.LogSettings(level=level, format=logs.Format.JSON), "sample")
     mounts = [Mount("/sample/mounted", mounted, Access.SERVICE, bearer=False)]
     async with open_store(store) as opened:
         async with open_gateway(operations(opened), mounts, settings=settings, store=opened) as gateway:
@@ -240,7 +240,7 @@ def main() -> None:
     store = msgspec.json.decode(sys.argv[1], type=StoreSettings)
     settings = msgspec.json.decode(sys.argv[2], type=GatewaySettings)
     logs.configure(logs.LogSettings(format=logs.Format.JSON), "sample parent")
-    factory = partial(open_sample, store, settings)
+    factory = partial(open_sample, store, settings, logs.Level(sys.argv[3]))
     try:
         asyncio.run(serve(factory, settings, started=lambda *ports: print(*ports, flush=True)))
     except HeadgateError as error:

@@ -25,11 +25,14 @@ TIGHT = Limit(per_second=0.5, burst=3, user_per_second=0.2, user_burst=2)
 class SampleProcess:
     """A gateway with the routes of `tests.http.sample`; settings are those of the gateway."""
 
-    def __init__(self, store_url: str, *, prefix: str = "", deadline_ms: int = 2000, **settings: Any) -> None:
+    def __init__(
+        self, store_url: str, *, prefix: str = "", deadline_ms: int = 2000, level: str = "debug", **settings: Any
+    ) -> None:
         self.token = secrets.token_urlsafe(24)
         self.prefix = prefix or f"t{secrets.token_hex(4)}"
         self.directory = reaper().directory("sample")
         self.port = self.ops_port = 0
+        self._level = level
         self._store = StoreSettings(url=store_url, prefix=self.prefix, deadline_ms=deadline_ms)
         self._settings = GatewaySettings(
             **{"port": 0, "admin_token": self.token, "limits": {"tight": TIGHT}, **settings}
@@ -99,7 +102,7 @@ class SampleProcess:
         """Start the process and return at once."""
         words = [msgspec.json.encode(each).decode() for each in (self._store, self._settings)]
         with (self.directory / "log").open("wb") as output:
-            self._process = reaper().spawn([sys.executable, "-m", "tests.http.sample", *words], output)
+            self._process = reaper().spawn([sys.executable, "-m", "tests.http.sample", *words, self._level], output)
 
     def start(self) -> None:
         """Start it and block until it is ready."""

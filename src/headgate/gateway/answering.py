@@ -104,13 +104,18 @@ class StreamRunner:
         departure = self._call.departure()
         try:
             while not pump.done() and not departure.done():
-                await asyncio.wait((pump, departure), timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                silent = loop.time() - self._sent_at
-                if self._sending:
-                    if silent > SEND_SECONDS:
-                        break
-                elif self._events and silent > KEEP_ALIVE_SECONDS / 2 and not pump.done() and not departure.done():
+                quiet_for = loop.time() - self._sent_at
+                patience = SEND_SECONDS if self._sending else KEEP_ALIVE_SECONDS
+                if quiet_for < patience:
+                    await asyncio.wait(
+                        (pump, departure), timeout=patience - quiet_for, return_when=asyncio.FIRST_COMPLETED
+                    )
+                elif self._sending:
+                    break
+                elif self._events:
                     await self._put(b":\n\n")
+                else:
+                    self._sent_at = loop.time()
             if pump.done():
                 pump.result()
         finally:
@@ -132,6 +137,9 @@ class StreamRunner:
         self._sent_at = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._sending = False
+        # The server's send need not suspend, and after a disconnect it never does: without this pause a stream that always
+        # has more to say would keep the loop from noticing that the client has left.
+        await asyncio.sleep(0)
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:

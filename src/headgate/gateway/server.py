@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -28,6 +30,8 @@ from headgate.kit import logs, metrics
 from headgate.kit.life import Life
 from headgate.kit.operations import Ready, serve_operations
 from headgate.kit.problems import HeadgateError
+
+SPARE_FILES: Final = 512
 
 log = structlog.get_logger()
 Probes = Callable[[Ready], AbstractAsyncContextManager[int]]
@@ -66,6 +70,7 @@ async def serve(
             spare = settings.quiet_seconds + settings.stop_seconds + 1
             life = await stack.enter_async_context(Life(stop_seconds=spare))
         listener = stack.enter_context(listening(settings.host, settings.port))
+        allow_connections(settings.backpressure)
         stack.enter_context(_shared_metrics())
         orders = Orders(factory=factory, backpressure=settings.backpressure, websockets=websockets)
         fleet = Fleet(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
@@ -99,6 +104,17 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             raise unusable(host, port, error) from error
         listener.setblocking(False)
         yield listener
+
+
+def allow_connections(number: int) -> None:
+    """Let this process and its workers open files for so many connections, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning("the limit of open files is low for so many connections", allowed=allowed, connections=number)
 
 
 def unusable(host: str, port: int, error: OSError) -> HeadgateError:
