@@ -1,0 +1,122 @@
+"""A small site to protect, and the proxies in front of it, each started from the configuration that we ship."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.request import urlopen
+
+from tests.processes import GatewayProcess
+from tests.programs import need
+from tests.topology import HOST, free_port, reaper, wait_until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+class Site(BaseHTTPRequestHandler):
+    """Says which page was asked for, and repeats the request's headers that a gate must not have let through."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = f"page {self.path}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+@contextmanager
+def site() -> Iterator[int]:
+    """Serve the site on a free port."""
+    with ThreadingHTTPServer((HOST, 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def nginx(gateway_port: int, site_port: int) -> Iterator[str]:
+    """Run nginx with our configuration and the six lines that it asks for."""
+    program, directory, port = need("nginx"), reaper().directory("nginx"), free_port()
+    (directory / "nginx.conf").write_text(f"""
+daemon off;
+pid {directory}/pid;
+error_log {directory}/error.log;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    upstream headgate {{ server {HOST}:{gateway_port}; keepalive 64; }}
+    server {{
+        listen {HOST}:{port};
+        include {DEPLOY}/nginx/headgate.conf;
+        location / {{
+            auth_request     /_headgate;
+            auth_request_set $headgate_wait   $upstream_http_x_headgate_location;
+            auth_request_set $headgate_cookie $upstream_http_set_cookie;
+            add_header       Set-Cookie $headgate_cookie always;
+            error_page 401 = @headgate_wait;
+            error_page 500 = @headgate_down;
+            proxy_pass http://{HOST}:{site_port};
+        }}
+    }}
+}}
+""")
+    command = [program, "-p", str(directory), "-c", str(directory / "nginx.conf")]
+    with _running(command, directory, port, {}):
+        yield f"http://{HOST}:{port}"
+
+
+@contextmanager
+def caddy(gateway_port: int, site_port: int) -> Iterator[str]:
+    """Run Caddy with our configuration."""
+    program, directory, port = need("caddy"), reaper().directory("caddy"), free_port()
+    environment = {
+        "LISTEN": f"http://{HOST}:{port}",
+        "GATEWAY": f"{HOST}:{gateway_port}",
+        "SITE": f"{HOST}:{site_port}",
+        "HOME": str(directory),
+    }
+    command = [program, "run", "--config", str(DEPLOY / "caddy" / "Caddyfile"), "--adapter", "caddyfile"]
+    with _running(command, directory, port, environment):
+        yield f"http://{HOST}:{port}"
+
+
+@contextmanager
+def _running(command: list[str], directory: Path, port: int, environment: dict[str, str]) -> Iterator[None]:
+    with (directory / "log").open("ab") as output:
+        process = reaper().spawn(command, output, environment)
+
+    def listens() -> bool:
+        if process.poll() is not None:
+            raise AssertionError(f"{command[0]} ended:\n{(directory / 'log').read_text()[-2000:]}")
+        try:
+            urlopen(f"http://{HOST}:{port}/wait/none", timeout=2).close()
+        except OSError as error:
+            return "refused" not in str(error)
+        return True
+
+    try:
+        wait_until(listens, 20, f"{command[0]} listens")
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextmanager
+def guarded(store_url: str) -> Iterator[GatewayProcess]:
+    """Run a gateway that trusts the proxies of this machine."""
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8"}
+    with GatewayProcess(store_url, environment=environment) as process:
+        yield process

@@ -1,0 +1,144 @@
+"""The gate behind real proxies: who must wait sees the page, who has a pass sees the site, and no header fools it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+
+from tests.processes import GatewayProcess
+from tests.proxy.site import caddy, guarded, nginx, site
+from tests.topology import Topology
+
+Proxy = Callable[[int, int], AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="module")
+def gateway(server: Topology) -> Iterator[GatewayProcess]:
+    with guarded(server.url) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
+def proxy(request: pytest.FixtureRequest, gateway: GatewayProcess) -> Iterator[str]:
+    start: Proxy = request.param
+    with site() as site_port, start(gateway.port, site_port) as url:
+        yield url
+
+
+@pytest.fixture
+async def admin(gateway: GatewayProcess) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": gateway.token}) as client:
+        yield client
+
+
+@pytest.fixture
+async def visitor(proxy: str) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=proxy, headers={"Accept": "text/html"}) as client:
+        yield client
+
+
+async def test_what_nobody_guards_goes_through_without_a_cookie(visitor: httpx2.AsyncClient) -> None:
+    answer = await visitor.get("/about")
+    assert (answer.status_code, answer.text) == (200, "page /about")
+    assert "set-cookie" not in answer.headers
+
+
+async def test_wait_then_turn_then_the_very_page_asked_for(
+    visitor: httpx2.AsyncClient, admin: httpx2.AsyncClient, queue: str
+) -> None:
+    await configure(admin, queue, capacity=0)
+    asked = f"/{queue}/shoes?size=9&color=red"
+    answer = await visitor.get(asked)
+    assert answer.status_code == 302
+    page = urlsplit(answer.headers["location"])
+    assert page.path == f"/wait/{queue}"
+    assert parse_qs(page.query)["return"] == [asked]
+    assert answer.headers["cache-control"] == "no-store"
+
+    shown = await visitor.get(answer.headers["location"])
+    assert shown.status_code == 200
+    assert "text/html" in shown.headers["content-type"]
+    assert shown.headers["cache-control"] == "no-store"
+
+    await configure(admin, queue, capacity=1)
+    assert await passes(visitor, asked) == f"page {asked}"
+    # From now on the cookie is the pass, and somebody without it still waits.
+    assert (await visitor.get(asked)).status_code == 200
+    async with httpx2.AsyncClient(base_url=visitor.base_url, headers={"Accept": "text/html"}) as other:
+        assert (await other.get(asked)).status_code == 302
+
+
+async def test_spelling_and_headers_do_not_fool_the_gate(
+    visitor: httpx2.AsyncClient, admin: httpx2.AsyncClient, queue: str
+) -> None:
+    await configure(admin, queue, capacity=0, bypass={"paths": ["/open/**"], "addresses": ["10.0.0.0/8"]})
+    for target in (f"/{queue.upper()}/x", f"/%{ord(queue[0]):x}{queue[1:]}/x", f"/open/..%2f{queue}/x"):
+        assert (await visitor.get(target)).status_code == 302, target
+    for headers in (
+        {"X-Original-URI": "/about"},
+        {"X-Forwarded-Uri": "/about"},
+        {"X-Forwarded-For": "10.1.2.3"},
+        {"X-Headgate-Set-Cookie": "headgate=1"},
+        {"Cookie": "headgate=Zm9v.Zm9v.Zm9v"},
+    ):
+        assert (await visitor.get(f"/{queue}/x", headers=headers)).status_code == 302, headers
+    assert (await visitor.get("/_headgate")).status_code != 200 or "page" in (await visitor.get("/_headgate")).text
+
+
+async def test_the_stream_comes_through_unbuffered(
+    visitor: httpx2.AsyncClient, admin: httpx2.AsyncClient, queue: str
+) -> None:
+    await configure(admin, queue, capacity=0)
+    entry = (await visitor.post("/api/queue/entry", json={"nickname": "ryan", "queue": queue})).json()
+    async with (
+        asyncio.timeout(10),
+        visitor.stream("GET", "/api/queue/stream", params={"userId": entry["userId"], "queue": queue}) as stream,
+    ):
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "event: status"
+        await configure(admin, queue, capacity=1)
+        await admin.post(f"/api/admin/queues/{queue}/admit", json={"count": 1})
+
+
+async def test_a_gateway_that_is_away_is_never_a_500(server: Topology) -> None:
+    with site() as site_port, guarded(server.url) as process, nginx(process.port, site_port) as url:
+        process.stop()
+        async with httpx2.AsyncClient(base_url=url) as client:
+            answer = await client.get("/anything")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+
+
+@pytest.fixture
+async def queue(admin: httpx2.AsyncClient, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    name = f"q{abs(hash(request.node.name)) % 10**8}"
+    yield name
+    await admin.delete(f"/api/admin/queues/{name}")
+
+
+async def configure(admin: httpx2.AsyncClient, queue: str, **policy: object) -> None:
+    answer = await admin.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}/**"], **policy})
+    assert answer.status_code in (200, 201), answer.text
+    async with asyncio.timeout(5):
+        # In force on every gateway within a second; the gate says so itself.
+        while True:
+            check = await admin.get("/api/gate/check", params={"path": f"/{queue}/x", "userId": "probe"})
+            if check.json().get("queue") == queue:
+                break
+            await asyncio.sleep(0.05)
+    await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
+
+
+async def passes(visitor: httpx2.AsyncClient, asked: str) -> str:
+    """Ask until the site answers, as the page does when it is somebody's turn."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await visitor.get(asked)
+            if answer.status_code == 200:
+                return answer.text
+            await asyncio.sleep(0.2)
