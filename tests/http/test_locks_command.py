@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
@@ -52,8 +53,10 @@ class Shell:
 
 
 @pytest.fixture
-def shell(gateway_process: GatewayProcess, tmp_path: Path) -> Shell:
-    return Shell(gateway_process, tmp_path)
+def shell(gateway_process: GatewayProcess, tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(gateway_process, tmp_path)
+    with made.http:
+        yield made
 
 
 def test_a_command_runs_under_the_lock_and_its_exit_code_is_passed_on(shell: Shell, name: str) -> None:

@@ -1,0 +1,58 @@
+"""A program that takes a lock again and again and writes down what it saw: `python -m tests.faults.lock_client …`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from pathlib import Path
+
+from headgate.kit import logs
+from headgate.kit.logs import LogSettings
+from headgate.kit.problems import HeadgateError
+from headgate.sdk import FenceOutdated, Headgate, LockLost
+
+
+async def work(url: str, prefix: str, file: str, ttl: str, seed: str) -> None:
+    """Hold the lock for a moment, for ever; each line is one holding: fence, begin, end."""
+    dice = random.Random(int(seed))
+    with Path(file).open("a", buffering=1) as book:
+        async with Headgate(url, prefix=prefix) as hg:
+            book.write("ready\n")
+            while True:
+                try:
+                    async with hg.lock("a", ttl=float(ttl)) as held:
+                        begin = time.monotonic()
+                        if begin >= held.lost_at:
+                            continue  # it slept through its lease before it could begin
+                        book.write(f"begin {held.grant.fence} {begin}\n")
+                        try:
+                            await asyncio.sleep(dice.choice([0, 0.002, 0.02]))
+                        finally:
+                            # Beyond its lease a holder that slept holds nothing, whenever it wakes up.
+                            book.write(f"end {held.grant.fence} {min(time.monotonic(), held.lease_ends)}\n")
+                except HeadgateError:
+                    await asyncio.sleep(0.01)
+
+
+async def hold(url: str, prefix: str, file: str, ttl: str) -> None:
+    """Hold the lock, and write under its fence afterwards, as somebody who never looks at the clock."""
+    with Path(file).open("a", buffering=1) as book:
+        async with Headgate(url, prefix=prefix) as hg:
+            try:
+                async with hg.lock("a", ttl=float(ttl)) as held:
+                    fence = held.fence
+                    book.write(f"held {fence} {time.monotonic()}\n")
+                    await asyncio.Event().wait()
+            except LockLost:
+                book.write(f"lost {time.monotonic()}\n")
+            try:
+                await hg.fenced_set("row", "late", fence)
+            except FenceOutdated:
+                book.write("refused\n")
+
+
+if __name__ == "__main__":
+    logs.configure(LogSettings(), "lock client")
+    asyncio.run({"work": work, "hold": hold}[sys.argv[1]](*sys.argv[2:]))
