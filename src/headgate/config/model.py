@@ -149,7 +149,8 @@ def parse(content: str, type_: ContentType) -> Any:
         raise _invalid(error.msg, error.lineno, error.colno) from error
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line, column = (int(found[1]), int(found[2])) if found else (content.count("\n") + 1, 1)
+        end = content.count("\n") + 1, len(content.rpartition("\n")[2]) + 1
+        line, column = (int(found[1]), int(found[2])) if found else end
         raise _invalid(str(error).partition(" (at")[0], line, column) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -1,6 +1,6 @@
 #!lua
 --- Publish new versions of keys, all or none; a deletion is a version too.
---- KEYS     1 meta (hash)   2 values (hash key -> json)   3 versions (hash key -> last first)
+--- KEYS     1 meta (hash)   2 values (hash key -> json)   3 versions (hash key -> last first count)
 ---          4 past (hash key@version -> json)   5 changes (stream)
 --- ARGV     1 context   2 history   3 most_keys   4 kept (versions of a key)   5 kept_ms   6 nonce
 ---          7 common (json fields)   8.. key, expected (empty: any, 0: must not exist, else its version),
@@ -20,7 +20,7 @@ local mark, epoch = '"nonce":"' .. nonce .. '"', '"epoch":"' .. thing.epoch .. '
 
 --- Give the version that this very attempt made already, if only its answer was lost.
 local function made_before(key)
-  local last, first = string.match(redis.call('HGET', versions, key) or '0 1', '^(%d+) (%d+)$')
+  local last, first = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+)')
   for version = tonumber(last), math.max(tonumber(first), tonumber(last) - 9), -1 do
     local entry = redis.call('HGET', past, key .. '@' .. text_of(version))
     if entry and string.find(entry, mark, 1, true) then
@@ -56,9 +56,9 @@ end
 local reply, told = {'published', '0'}, {}
 for i = 8, #ARGV, 4 do
   local key, kind, fields = ARGV[i], ARGV[i + 2], ARGV[i + 3]
-  local last, first = string.match(redis.call('HGET', versions, key) or '0 1', '^(%d+) (%d+)$')
+  local last, first, count = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+) (%d+)$')
   local version = tonumber(last) + 1
-  first = tonumber(first)
+  first, count = tonumber(first), tonumber(count) + 1
   -- After a possible loss, versions that somebody may have seen are not given again.
   local newest = redis.call('HGET', past, key .. '@' .. last)
   if newest and not string.find(newest, epoch, 1, true) then
@@ -68,14 +68,13 @@ for i = 8, #ARGV, 4 do
     .. ',"at":' .. text_of(thing.now) .. ',' .. mark .. ',' .. epoch .. common .. fields .. '}'
   -- The newest versions are kept, and older ones for a while; a few that are too old go with each publish.
   for _ = 1, 4 do
-    local old = first < version and redis.call('HGET', past, key .. '@' .. text_of(first))
+    local old = redis.call('HGET', past, key .. '@' .. text_of(first))
     local aged = old and thing.now - tonumber(string.match(old, '"at":(%d+)')) > kept_ms
-    if first < version and (not old or aged or version - first >= kept) then
-      redis.call('HDEL', past, key .. '@' .. text_of(first))
-      first = first + 1
+    if first < version and (not old or aged or count > kept) then
+      first, count = first + 1, count - redis.call('HDEL', past, key .. '@' .. text_of(first))
     end
   end
-  redis.call('HSET', versions, key, text_of(version) .. ' ' .. text_of(first))
+  redis.call('HSET', versions, key, text_of(version) .. ' ' .. text_of(first) .. ' ' .. text_of(count))
   redis.call('HSET', past, key .. '@' .. text_of(version), entry)
   if kind == 'put' then
     redis.call('HSET', values, key, entry)

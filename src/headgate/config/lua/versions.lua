@@ -1,13 +1,13 @@
 #!lua flags=no-writes
 --- Read a key's versions, newest first.
---- KEYS     1 versions (hash key -> last first)   2 past (hash key@version -> json)
+--- KEYS     1 versions (hash key -> last first count)   2 past (hash key@version -> json)
 --- ARGV     1 key   2 before (version, 0: from the newest)   3 most
 --- RETURNS  the versions found
 local versions, past = KEYS[1], KEYS[2]
 local key, before, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local LOST_VERSIONS = 100
 
-local last, first = string.match(redis.call('HGET', versions, key) or '0 1', '^(%d+) (%d+)$')
+local last, first = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+)')
 last, first = tonumber(last), tonumber(first)
 if before > 0 then
   last = math.min(last, before - 1)

@@ -1,0 +1,302 @@
+"""What config promises, on a real store: versions, compare-and-set, history, rollback, watches, secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import pytest
+
+from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.model import (
+    MASK,
+    ContentInvalid,
+    ContentType,
+    Draft,
+    UnknownKey,
+    UnknownVersion,
+    Update,
+    Value,
+    check_key,
+    parse,
+)
+from headgate.config.settings import ConfigSettings
+from headgate.config.values import Config
+from headgate.config.watch import Step, follow
+from headgate.kit.problems import InvalidRequest, StoreUnavailable, TooLarge, VersionConflict
+from headgate.store import Store, StoreSettings, open_store
+from headgate.store.feed import Snapshot
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
+
+pytestmark = pytest.mark.anyio
+NS = "shop"
+
+
+@pytest.fixture
+async def config(store: Store) -> Config:
+    return Config(store)
+
+
+async def put(config: Config, key: str, content: str, expected: int | None = None, **fields: object) -> int:
+    draft = Draft(key, content, expected=expected, **fields)  # type: ignore[arg-type]
+    return (await config.publish(NS, [draft], author="ann", reason="because"))[key].version
+
+
+async def test_versions_count_up_and_remember_who_and_why(config: Config) -> None:
+    assert [await put(config, "a", text) for text in ("one", "two", "three")] == [1, 2, 3]
+    value = await config.get(NS, "a")
+    assert (value.content, value.version, value.updated_by, value.reason) == ("three", 3, "ann", "because")
+    history = await config.history(NS, "a")
+    assert [each.version for each in history] == [3, 2, 1]
+    assert "-two" in (history[0].diff or "")
+    assert "+three" in (history[0].diff or "")
+
+
+async def test_of_fifty_publishers_exactly_one_wins(store: Store) -> None:
+    configs = [Config(store) for _ in range(50)]
+    await put(configs[0], "a", "start")
+
+    async def attempt(number: int) -> int:
+        try:
+            return await put(configs[number], "a", f"by {number}", 1)
+        except VersionConflict as error:
+            return -int(str(error.members["version"]))
+
+    # The losers are told the version that is there now.
+    assert sorted(await asyncio.gather(*(attempt(number) for number in range(50)))) == [-2] * 49 + [2]
+    assert len(await configs[0].history(NS, "a")) == 2
+
+
+async def test_creating_only_and_changing_only_what_is_there(config: Config) -> None:
+    assert await put(config, "a", "x", 0) == 1
+    with pytest.raises(VersionConflict):
+        await put(config, "a", "y", 0)
+    with pytest.raises(VersionConflict):
+        await put(config, "b", "y", 1)
+
+
+async def test_a_deletion_takes_a_version_and_versions_are_never_reused(config: Config) -> None:
+    await put(config, "a", "x")
+    await config.publish(NS, [Draft("a", None, expected=1)], author="ann")
+    with pytest.raises(UnknownKey):
+        await config.get(NS, "a")
+    assert await put(config, "a", "again", 0) == 3
+    assert [(each.version, each.kind) for each in await config.history(NS, "a")] == [
+        (3, "put"),
+        (2, "removed"),
+        (1, "put"),
+    ]
+
+
+async def test_a_batch_is_all_or_none_at_one_revision(config: Config) -> None:
+    await put(config, "a", "x")
+    with pytest.raises(VersionConflict):
+        await config.publish(NS, [Draft("b", "1"), Draft("a", "2", expected=7)], author="ann")
+    assert [value.key for value in (await config.read(NS)).values] == ["a"]
+    with pytest.raises(ContentInvalid):
+        await config.publish(NS, [Draft("b", "1"), Draft("c", "{", ContentType.JSON)], author="ann")
+    made = await config.publish(NS, [Draft("b", "1"), Draft("a", "2", expected=1)], author="ann")
+    assert {key: each.version for key, each in made.items()} == {"a": 2, "b": 1}
+    assert len({each.revision for each in made.values()}) == 1
+
+
+async def test_rollback_publishes_the_old_content_anew(config: Config) -> None:
+    for text in ("one", "two"):
+        await put(config, "a", text)
+    made = await config.roll_back(NS, "a", 1, author="bob")
+    value = await config.get(NS, "a")
+    assert (made.version, value.content, value.updated_by, value.reason) == (3, "one", "bob", "back to version 1")
+    with pytest.raises(UnknownVersion):
+        await config.roll_back(NS, "a", 9, author="bob")
+
+
+async def test_retention_is_bounded_by_count_and_age(store: Store) -> None:
+    config = Config(store, ConfigSettings(kept_versions=5, kept_days=1))
+    for number in range(12):
+        await put(config, "a", str(number))
+    assert [each.version for each in await config.history(NS, "a")] == [12, 11, 10, 9, 8]
+    store.advance_clock(2 * 86_400_000)
+    for number in range(3):
+        await put(config, "a", f"late {number}")
+    kept = [each.version for each in await config.history(NS, "a")]
+    assert kept[0] == 15
+    assert min(kept) >= 12, "only the newest of the old survives"
+
+
+@pytest.mark.parametrize(
+    ("type_", "bad", "line", "column"),
+    [
+        ("json", '{\n  "a": }', 2, 8), ("toml", "a = 1\nb = ", 2, 5), ("yaml", "a: 1\nb: [", 2, 5),
+        ("properties", "a=1\nb=\\u12g4", 2, 3),
+    ],
+)  # fmt: skip
+async def test_bad_content_is_refused_with_its_position(
+    config: Config, type_: str, bad: str, line: int, column: int
+) -> None:
+    with pytest.raises(ContentInvalid) as caught:
+        await put(config, "a", bad, content_type=ContentType(type_))
+    assert (caught.value.members["line"], caught.value.members["column"]) == (line, column), caught.value.detail
+    assert (await config.read(NS)).values == []
+
+
+def test_each_type_is_read() -> None:
+    assert parse('{"a": [1, null]}', ContentType.JSON) == {"a": [1, None]}
+    assert parse("[a]\nb = 1", ContentType.TOML) == {"a": {"b": 1}}
+    assert parse("a: [1, x]", ContentType.YAML) == {"a": [1, "x"]}
+    text = "# c\na.b = 1\nc : two words\nd\\ e=f\\\n  g\nh=\\u00e9\\n"
+    assert parse(text, ContentType.PROPERTIES) == {"a.b": "1", "c": "two words", "d e": "fg", "h": "é\n"}
+
+
+@pytest.mark.parametrize("key", ["", "a b", "/a", "a//b", "a/", "..", "a/../b", "watch", "a/history", "x" * 129, "é"])
+def test_keys_that_cannot_be_are_refused(key: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_key(key)
+
+
+async def test_too_much_is_refused(store: Store) -> None:
+    config = Config(store, ConfigSettings(most_bytes=10, most_keys=2))
+    with pytest.raises(TooLarge):
+        await put(config, "a", "x" * 11)
+    for key in ("a", "b"):
+        await put(config, key, "x")
+    with pytest.raises(Exception, match="as many keys"):
+        await put(config, "c", "x")
+
+
+def test_a_secret_is_masked() -> None:
+    assert Value("a", 1, "hush", secret=True).masked().content == MASK
+    assert Value("a", 1, "open").masked().content == "open"
+
+
+async def test_own_settings_are_checked_before_they_are_published(store: Store) -> None:
+    config = Config(store, definitions={NAMESPACE: DEFINITIONS})
+    with pytest.raises(InvalidRequest):
+        await config.publish(NAMESPACE, [Draft("nonsense", "1", ContentType.JSON)], author="ann")
+    with pytest.raises(ContentInvalid):
+        await config.publish(NAMESPACE, [Draft("log/level", '{"level": "loud"}', ContentType.JSON)], author="ann")
+    await config.publish(NAMESPACE, [Draft("log/level", '{"level": "debug"}', ContentType.JSON)], author="ann")
+
+
+async def collect(config: Config, seen: list[Step], after: int | None = None) -> None:
+    async with aclosing(follow(config, NS, after)) as steps:
+        async for step in steps:
+            seen.append(step)  # noqa: PERF401  # one by one, as they come
+
+
+def texts(seen: list[Step]) -> list[tuple[str, str, int]]:
+    return [
+        (value.kind, value.content, value.version) for step in seen if isinstance(step, Update) for value in step.values
+    ]
+
+
+async def test_late_listeners_get_the_present_then_every_change(config: Config) -> None:
+    await put(config, "a", "one")
+    seen: list[Step] = []
+    watching = asyncio.ensure_future(collect(config, seen))
+    await eventually(lambda: len(seen) == 2)
+    assert isinstance(seen[0], Snapshot)
+    assert [value.content for value in seen[0].items] == ["one"]
+    await config.publish(NS, [Draft("a", None, expected=1)], author="ann")
+    await put(config, "a", "new")
+    await eventually(lambda: len(texts(seen)) == 2)
+    assert texts(seen) == [("removed", "", 2), ("put", "new", 3)]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_whoever_was_away_sees_only_the_latest_once(config: Config) -> None:
+    await put(config, "a", "one")
+    revision = (await config.read(NS)).revision
+    for text in ("two", "three", "four"):
+        await put(config, "a", text)
+    await put(config, "b", "other")
+    seen: list[Step] = []
+    watching = asyncio.ensure_future(collect(config, seen, revision))
+    await eventually(lambda: len(texts(seen)) == 2)
+    assert texts(seen) == [("put", "four", 4), ("put", "other", 1)]
+    assert [each.content for each in await config.history(NS, "a")] == ["four", "three", "two", "one"]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_histories_are_linear_and_watchers_end_equal(seed: int) -> None:
+    """Publishers race over a connection that loses replies; the history is one line and every watcher ends at its end."""
+    chance = random.Random(seed)
+    with Standalone() as server:
+        async with (
+            FaultyProxy(server.node.port) as proxy,
+            open_store(StoreSettings(url=proxy.url, prefix="t")) as faulty,
+            open_store(StoreSettings(url=server.url, prefix="t")) as truth,
+        ):
+            racing, beside = Config(faulty), Config(truth)
+            known: dict[str, Value] = {}
+            won: dict[tuple[str, int], str] = {}
+
+            async def watch() -> None:
+                while True:
+                    try:
+                        async with aclosing(follow(racing, NS, None)) as steps:
+                            async for step in steps:
+                                if isinstance(step, Snapshot):
+                                    known.clear()
+                                    known.update({value.key: value for value in step.items})
+                                elif isinstance(step, Update):
+                                    for value in step.values:
+                                        if value.kind == "put":
+                                            known[value.key] = value
+                                        else:
+                                            known.pop(value.key, None)
+                    except StoreUnavailable:
+                        await asyncio.sleep(0.05)
+
+            watching = asyncio.ensure_future(watch())
+            for turn in range(120):
+                key = chance.choice("abc")
+                expected = chance.choice([None, None, 0, turn // 6])
+                fault = chance.random()
+                if fault < 0.08:
+                    proxy.drop_replies(cut=True)
+                    asyncio.get_running_loop().call_later(0.05, proxy.heal)
+                elif fault < 0.2:
+                    asyncio.get_running_loop().call_later(chance.random() * 0.005, proxy.cut)
+                content = None if chance.random() < 0.15 else f"turn {turn}"
+                try:
+                    made = await racing.publish(NS, [Draft(key, content, expected=expected)], author="x")
+                except (VersionConflict, StoreUnavailable):
+                    continue
+                assert (key, made[key].version) not in won, "no version is given twice"
+                won[key, made[key].version] = content or ""
+            proxy.heal()
+            present = {value.key: value for value in (await beside.read(NS)).values}
+            for key in "abc":
+                history = await beside.history(NS, key, most=200)
+                assert [each.version for each in history] == list(range(len(history), 0, -1)), "one line, no gap"
+                for each in history:
+                    if (key, each.version) in won:
+                        assert won[key, each.version] == each.content
+                assert (history[0].kind == "put") == (key in present)
+            await eventually(lambda: known == present, 20)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.topology("standalone")
+async def test_versions_that_may_have_been_seen_are_not_given_again_after_a_restart(fresh_server: object) -> None:
+    server = fresh_server()  # type: ignore[operator]
+    assert isinstance(server, Topology)
+    async with open_store(StoreSettings(url=server.url, prefix="t")) as store:
+        config = Config(store)
+        await put(config, "a", "one")
+        await server.fail_over()
+
+        async def again() -> bool:
+            try:
+                return await put(config, "a", "two") > 2
+            except StoreUnavailable:
+                return False
+
+        await eventually(again, 15)
+        assert (await config.history(NS, "a"))[-1].version == 1
