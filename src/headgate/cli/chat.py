@@ -103,6 +103,7 @@ async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:
     except (asyncio.CancelledError, KeyboardInterrupt):
         with suppress(HeadgateError):
             await hg.queue.leave(entry.user_id, queue=queue, place_token=entry.place_token)
+            output.say("headgate: you left the line.")
         raise
     if last.status is not State.PROMOTED:
         raise TurnedAway(str(last.advice) if last.advice else f"Your place ended as {last.status}; enter again.")

@@ -80,10 +80,9 @@ def _axes(left: float, right: float, top: float, unit: str, below: str) -> str:
         y = _y(value, top)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="var(--line)"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>')
-    for step in range(9):
-        value = left + (right - left) * step / 8
+    for value in _ticks(left, right):
         x = _x(value, left, right)
-        anchor = "start" if step == 0 else "end" if step == 8 else "middle"
+        anchor = "end" if x > WIDTH - RIGHT - 20 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 18}" text-anchor="{anchor}">{_number(value)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{escape(below)}</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 3}">{escape(unit)}</text>')
@@ -104,6 +103,15 @@ def _ceiling(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * power >= value)
+
+
+def _ticks(left: float, right: float) -> list[float]:
+    """Give about eight round numbers between two."""
+    rough = (right - left) / 8
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(round_step * power for round_step in (1, 2, 5, 10) if round_step * power >= rough)
+    first = math.ceil(left / step)
+    return [number * step for number in range(first, math.floor(right / step) + 1)]
 
 
 def _number(value: float) -> str:

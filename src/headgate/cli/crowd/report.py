@@ -26,7 +26,7 @@ p { color: var(--dim); margin: .25rem 0 1rem; max-width: 70ch }
 .tile span { color: var(--dim); font-size: .85rem }
 table { border-collapse: collapse; width: 100% } th { color: var(--dim); font-weight: 500 }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line) }
-td.n { text-align: right; font-variant-numeric: tabular-nums } .bad { color: var(--bad); font-weight: 600 }
+th.n, td.n { text-align: right; font-variant-numeric: tabular-nums } .bad { color: var(--bad); font-weight: 600 }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--dim); font: 12px system-ui, sans-serif }
 .legend { display: flex; gap: 1.25rem; flex-wrap: wrap; color: var(--dim); font-size: .85rem }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; vertical-align: -1px }
@@ -95,7 +95,8 @@ def _promises(figures: Figures) -> str:
         rows.append(
             f'<tr><td>{escape(promise)}</td><td class="n">{tested:,}</td><td class="n{kind}">{broken:,}</td></tr>'
         )
-    return f"<table><tr><th>promise</th><th>tested</th><th>broken</th></tr>{''.join(rows)}</table>"
+    head = '<tr><th>promise</th><th class="n">tested</th><th class="n">broken</th></tr>'
+    return f"<table>{head}{''.join(rows)}</table>"
 
 
 def _points(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:

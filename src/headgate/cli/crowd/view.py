@@ -40,7 +40,7 @@ def view(record: Record, seconds: float, title: str) -> RenderableType:
         ("wait ", "dim"), f"p50 {percentile(waits, 50):.1f} s  p99 {percentile(waits, 99):.1f} s   ",
         ("seats ", "dim"), _seats(record), "   ",
         ("requests ", "dim"), f"{record.requests:,}   ",
-        ("told to wait ", "dim"), f"{sum(record.refusals.values()):,}   ",
+        ("refusals ", "dim"), f"{sum(record.refusals.values()):,}   ",
         ("promises broken ", "dim"), _broken(record),
     )  # fmt: skip
     head = Text.assemble((title, "bold"), (f"   {seconds:.0f} s", "dim"))
