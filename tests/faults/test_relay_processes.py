@@ -1,0 +1,108 @@
+"""Relays that are killed or paused: others go on, nothing is refused, nothing is sent late."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from headgate.relay.judge import SlidingLog
+from headgate.relay.strict import Delays, StrictUpstream
+from tests.http.relays import RelayProcess
+from tests.topology import Topology, eventually
+
+LIMIT, SECONDS = 6, 2.0
+
+
+@pytest.fixture
+def three(server: Topology) -> Iterator[list[RelayProcess]]:
+    first = RelayProcess(server.url)
+    token = {"HEADGATE_ADMIN_TOKEN": first.token}
+    others = [RelayProcess(server.url, prefix=first.prefix, environment=token) for _ in range(2)]
+    relays = [first, *others]
+    try:
+        for relay in relays:
+            relay.start()
+        yield relays
+    finally:
+        for relay in relays:
+            relay.signal_all(signal.SIGCONT)
+            relay.kill()
+
+
+class Fleet:
+    """Clients of all relays."""
+
+    def __init__(self, relays: list[RelayProcess], name: str) -> None:
+        self.relays, self.name = relays, name
+        limits = httpx2.Limits(max_connections=None)
+        headers = {"X-API-Token": relays[0].token, "X-User-Id": "u1", "X-Deadline-Ms": "60000"}
+        self.clients = [
+            httpx2.AsyncClient(base_url=relay.url, headers=headers, limits=limits, timeout=60) for relay in relays
+        ]
+
+    async def put(self, upstream: StrictUpstream) -> None:
+        body = {
+            "baseUrl": upstream.url,
+            "limits": [{"count": LIMIT, "seconds": SECONDS}],
+            "timeoutSeconds": 2,
+            "deliverySeconds": 0.5,
+            "forwardUser": True,
+        }
+        assert (await self.clients[0].put(f"/api/admin/upstreams/{self.name}", json=body)).status_code == 200
+
+    async def get(self, number: int) -> int:
+        try:
+            return (await self.clients[number % 3].post(f"/relay/{self.name}/x", content=b"b")).status_code
+        except httpx2.TransportError:
+            return 0
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+
+
+async def test_killed_relay_costs_only_its_own_requests(three: list[RelayProcess]) -> None:
+    fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
+    delays = Delays(0.05, tail=0.5, seed=3)
+    async with StrictUpstream(lambda: SlidingLog(LIMIT, SECONDS, strict=True), delays).open() as upstream:
+        await fleet.put(upstream)
+        tasks = [asyncio.ensure_future(fleet.get(number)) for number in range(45)]
+        await eventually(lambda: upstream.count >= 8)
+        three[2].kill()
+        statuses = await asyncio.gather(*tasks)
+        assert all(status == 200 for number, status in enumerate(statuses) if number % 3 != 2)
+        assert upstream.refused == 0
+        assert upstream.largest(SECONDS) <= LIMIT
+
+        # Capacity is whole again after lease and window: as many as the limit allows go at once.
+        async def whole() -> bool:
+            status = (await fleet.clients[0].get(f"/api/admin/upstreams/{fleet.name}/status")).json()
+            return bool(status["inFlight"] == 0 and status["waiting"] == 0 and status["cooling"] == 0)
+
+        await eventually(whole, 15)
+    await fleet.close()
+
+
+async def test_paused_relay_does_not_send_late(three: list[RelayProcess]) -> None:
+    fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
+    delays = Delays(0.03, tail=0.3, seed=4)
+    async with StrictUpstream(lambda: SlidingLog(LIMIT, SECONDS, strict=True), delays).open() as upstream:
+        await fleet.put(upstream)
+        tasks = [asyncio.ensure_future(fleet.get(number)) for number in range(60)]
+        for victim, arrivals in ((1, 5), (2, 14)):
+            await eventually(lambda wanted=arrivals: upstream.count >= wanted, 30)
+            three[victim].signal_all(signal.SIGSTOP)
+            # Longer than the lease (2 + 2 + 0.5): its permits are given to others meanwhile.
+            await asyncio.sleep(5.5)
+            three[victim].signal_all(signal.SIGCONT)
+        statuses = await asyncio.gather(*tasks)
+        assert upstream.refused == 0
+        assert upstream.largest(SECONDS) <= LIMIT
+        # A request that was on its way when its relay froze may have ended as a time-out; no more than those.
+        assert sum(status != 200 for status in statuses) <= 2 * LIMIT
+    await fleet.close()

@@ -1,0 +1,166 @@
+"""What the store may do to the relay: lose everything, lose a little, step its clock, go away. Nothing is ever refused."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from typing import cast
+
+import anyio.to_thread
+import pytest
+
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.relay.judge import SlidingLog
+from tests.store.relay_world import Counting, Node, nodes, window
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
+from tests.topology.kind import synced
+from tests.topology.node import Node as Server
+
+Fresh = Callable[..., Topology]
+LIMIT, SECONDS = 5, 2.0
+
+
+async def flood(relays: list[Node], upstream: Counting, count: int) -> list[asyncio.Future[float]]:
+    """Begin so many requests of one user, spread over the relays."""
+    return [
+        asyncio.ensure_future(relays[number % len(relays)].send("a", "u1", upstream, seconds=60))
+        for number in range(count)
+    ]
+
+
+async def served(upstream: Counting, tasks: list[asyncio.Future[float]]) -> None:
+    """All were answered, and no window ever held more than the limit."""
+    await asyncio.gather(*tasks)
+    assert upstream.refused == 0
+    assert upstream.largest("u1", SECONDS) <= LIMIT
+
+
+def strict(seed: int) -> Counting:
+    return Counting(seed, 0.02, 0.3, limiter=SlidingLog(LIMIT, SECONDS, strict=True))
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_flush_while_a_window_is_full(fresh_server: Fresh, prefix: str) -> None:
+    server = fresh_server()
+    async with nodes(server.url, prefix, 3) as relays:
+        await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(1)
+        tasks = await flood(relays, upstream, 25)
+        for arrivals in (3, 8):
+            await eventually(lambda wanted=arrivals: len(upstream.arrivals.get("u1", ())) >= wanted)
+            server.primaries()[0].command("FLUSHALL")
+        await served(upstream, tasks)
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_restart_without_its_data(fresh_server: Fresh, prefix: str) -> None:
+    server = cast("Standalone", fresh_server())
+    async with nodes(server.url, prefix, 3) as relays:
+        await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(2)
+        tasks = await flood(relays, upstream, 20)
+        await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 5)
+        server.node.kill()
+        shutil.rmtree(server.node.directory / "appendonlydir")
+        await anyio.to_thread.run_sync(server.node.start)
+        await served(upstream, tasks)
+
+
+async def test_failover_or_restart_under_load(fresh_server: Fresh, prefix: str) -> None:
+    server = fresh_server()
+    async with nodes(server.url, prefix, 3) as relays:
+        await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(3)
+        tasks = await flood(relays, upstream, 20)
+        await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 7)
+        await server.fail_over(relays[0].upstreams.thing("a").key("meta"))
+        await served(upstream, tasks)
+
+
+@pytest.mark.topology("standalone")
+async def test_failover_to_a_replica_that_missed_the_last_writes(prefix: str) -> None:
+    primary = Server("primary")
+    await anyio.to_thread.run_sync(primary.start)
+    replica: Server | None = None
+    try:
+        async with FaultyProxy(primary.port) as between, FaultyProxy(primary.port) as front:
+            replica = Server("replica", {"replicaof": f"127.0.0.1 {between.port}"})
+            await anyio.to_thread.run_sync(replica.start)
+            await eventually(lambda: replica is not None and synced(replica, primary), 15)
+            async with nodes(front.url, prefix, 3) as relays:
+                await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+                await eventually(lambda: replica is not None and synced(replica, primary), 15)
+                between.blackhole()  # from here on, the replica knows nothing of what is granted
+                upstream = strict(4)
+                tasks = await flood(relays, upstream, 20)
+                await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 6)
+                primary.kill()
+                replica.command("REPLICAOF", "NO", "ONE")
+                front.target = replica.port
+                front.cut()
+                await served(upstream, tasks)
+    finally:
+        primary.stop()
+        if replica is not None:
+            replica.stop()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_clock_that_steps_by_an_hour(server: Topology, prefix: str, hours: int) -> None:
+    async with nodes(server.url, prefix, 3) as relays:
+        await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(5)
+        loop = asyncio.get_running_loop()
+        tasks = await flood(relays, upstream, 20)
+        await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 7)
+        for relay in relays:
+            relay.store.step_clock(hours * 3_600_000)
+        stepped = loop.time()
+        await served(upstream, tasks)
+        # 13 requests are three more windows; a step may cost one.
+        assert loop.time() - stepped < 4 * (SECONDS + 0.3) + 3
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_store_that_is_away_lets_nothing_through(server: Topology, prefix: str) -> None:
+    async with FaultyProxy(server.primaries()[0].port) as proxy, nodes(proxy.url, prefix, 1) as (relay,):
+        await relay.upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(6)
+        await relay.send("a", "u1", upstream)
+        await proxy.refuse()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        late = await asyncio.gather(
+            *(relay.send("a", "u1", upstream, seconds=2.0) for _ in range(10)), return_exceptions=True
+        )
+        assert all(isinstance(error, StoreUnavailable) for error in late)
+        assert 1.0 < loop.time() - started < 5
+        assert len(upstream.arrivals["u1"]) == 1
+        waiting = asyncio.ensure_future(relay.send("a", "u1", upstream, seconds=20))
+        await proxy.accept()
+        await waiting
+        assert upstream.refused == 0
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_lost_replies_neither_leak_nor_double_permits(server: Topology, prefix: str) -> None:
+    """Each script runs and its answer is lost, again and again: afterwards the full limit is there, and no more."""
+    async with FaultyProxy(server.primaries()[0].port) as proxy, nodes(proxy.url, prefix, 1) as (relay,):
+        await relay.upstreams.put("a", window(LIMIT, SECONDS))
+        upstream = strict(7)
+        tasks = await flood([relay], upstream, 15)
+        for _ in range(6):
+            await asyncio.sleep(0.3)
+            proxy.drop_replies(cut=True)
+            await asyncio.sleep(0.05)
+            proxy.heal()
+        await served(upstream, tasks)
+
+        async def whole() -> bool:
+            try:
+                return (await relay.upstreams.figures("a", "u1"))[0].room == LIMIT
+            except HeadgateError:
+                return False
+
+        await eventually(whole, 10)
