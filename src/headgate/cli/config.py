@@ -1,0 +1,392 @@
+"""`headgate config …`: read, publish, compare and roll back values; as files for git, or in an editor."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import shlex
+import sys
+import tempfile
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headgate.cli import output
+from headgate.cli.settings import Json
+from headgate.cli.target import Url, target
+from headgate.config.model import MASK, ContentType, Draft, UnknownKey, Update, Value
+from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.sdk.config_modes import Present
+
+RETRY_SECONDS: Final = 1.0
+MOST_AT_ONCE: Final = 100
+INDEX: Final = ".headgate.json"
+_ENDINGS: Final = {
+    ".json": ContentType.JSON, ".toml": ContentType.TOML, ".yaml": ContentType.YAML, ".yml": ContentType.YAML,
+    ".properties": ContentType.PROPERTIES,
+}  # fmt: skip
+_ENDING: Final = {ContentType.YAML: ".yaml", **{kind: ending for ending, kind in _ENDINGS.items() if ending != ".yml"}}
+
+
+async def get(
+    namespace: str, key: str | None = None, *, version: int | None = None, url: Url = None, json: Json = False
+) -> None:
+    """Print a value, or with no key the names of all.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    version
+        An old version.
+    json
+        Print JSON, with who published it, when and why.
+    """
+    async with target(url) as headgate:
+        if key is None:
+            found = sorted(await headgate.config.list(namespace), key=lambda value: value.key)
+            if json:
+                output.as_json(found)
+            else:
+                output.table(
+                    ("key", "version", "type", "published", "by"),
+                    [
+                        (each.key, str(each.version), each.content_type, each.updated_at, each.updated_by)
+                        for each in found
+                    ],
+                    empty=f"{namespace} has no values.",
+                )
+            return
+        value = await headgate.config.get(namespace, key, version=version)
+    if json:
+        output.as_json(value)
+    else:
+        sys.stdout.write(value.content if value.content.endswith("\n") else value.content + "\n")
+        sys.stdout.flush()
+
+
+async def set_value(
+    namespace: str,
+    key: str,
+    content: str | None = None,
+    *,
+    file: Path | None = None,
+    type: ContentType | None = None,
+    version: int | None = None,
+    secret: bool = False,
+    reason: str = "",
+    delete: bool = False,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Publish a new version of a value; it reaches everyone who follows it at once.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    content
+        The new content; `-` reads it from stdin.
+    file
+        Take the content from a file.
+    type
+        What it is written in; as before if not given, or by the file's ending.
+    version
+        Only if this version is the newest (0: only if there is none).
+    secret
+        Show it only to those who may see secrets.
+    reason
+        Why, for those who ask later.
+    delete
+        Delete the key instead; its history stays.
+    json
+        Print JSON.
+    """
+    async with target(url) as headgate:
+        if delete:
+            made = await headgate.config.delete(namespace, key, version=version, reason=reason)
+        else:
+            text, kind = await asyncio.to_thread(_content, content, file)
+            if type is None and kind is None:
+                try:
+                    before = await headgate.config.get(namespace, key)
+                    kind, secret = before.content_type, secret or before.secret
+                except UnknownKey:
+                    kind = ContentType.TEXT
+            made = await headgate.config.set(
+                namespace, key, text, content_type=type or kind or ContentType.TEXT, version=version, secret=secret,
+                reason=reason,
+            )  # fmt: skip
+    if json:
+        output.as_json(made)
+    else:
+        output.say(f"headgate: {key} is at version {made.version}.")
+
+
+async def edit(namespace: str, key: str, *, reason: str = "", url: Url = None) -> int:
+    """Change a value in your editor; nothing is published if somebody else was quicker or you change nothing.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    reason
+        Why, for those who ask later.
+    """
+    async with target(url) as headgate:
+        try:
+            value = await headgate.config.get(namespace, key)
+        except UnknownKey:
+            value = Value(key, 0, content_type=_ENDINGS.get(Path(key).suffix, ContentType.TEXT))
+        if value.secret and value.content == MASK:
+            raise InvalidRequest("This token may not see the secret, so it cannot edit it.")
+        content = await _edited(value)
+        if content == value.content:
+            output.say("headgate: nothing changed.")
+            return 0
+        made = await headgate.config.set(
+            namespace, key, content, content_type=value.content_type, version=value.version, secret=value.secret,
+            reason=reason,
+        )  # fmt: skip
+    output.say(f"headgate: {key} is at version {made.version}.")
+    return 0
+
+
+async def history(namespace: str, key: str, *, limit: int = 20, url: Url = None, json: Json = False) -> None:
+    """Show a value's versions, newest first.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    limit
+        How many.
+    json
+        Print JSON, with contents and differences.
+    """
+    async with target(url) as headgate:
+        found = await headgate.config.history(namespace, key, limit=limit)
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("version", "published", "by", "what", "reason"),
+        [(str(each.version), each.updated_at, each.updated_by, each.kind, each.reason) for each in found],
+    )
+
+
+async def diff(namespace: str, key: str, old: int, new: int | None = None, *, url: Url = None) -> int:
+    """Show what differs between two versions, or between one and the newest; exit 1 if anything does.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    old
+        The older version.
+    new
+        The newer version; the newest if not given.
+    """
+    async with target(url) as headgate:
+        before = await headgate.config.get(namespace, key, version=old)
+        after = await headgate.config.get(namespace, key, version=new)
+    lines = list(
+        difflib.unified_diff(
+            before.content.splitlines(), after.content.splitlines(), f"{key}@{before.version}", f"{key}@{after.version}",
+            before.updated_at, after.updated_at, lineterm="",
+        )
+    )  # fmt: skip
+    for line in lines:
+        output.line(line)
+    return 1 if lines else 0
+
+
+async def roll_back(
+    namespace: str, key: str, version: int, *, reason: str = "", url: Url = None, json: Json = False
+) -> None:
+    """Publish an old version's content as a new version.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    key
+        The key.
+    version
+        The version to go back to.
+    reason
+        Why, for those who ask later.
+    json
+        Print JSON.
+    """
+    async with target(url) as headgate:
+        made = await headgate.config.roll_back(namespace, key, version, reason=reason)
+    if json:
+        output.as_json(made)
+    else:
+        output.say(f"headgate: {key} is at version {made.version}, with the content of version {version}.")
+
+
+async def watch(namespace: str, *, url: Url = None, json: Json = False) -> None:
+    """Follow a namespace: what is there, then every change, until Ctrl-C.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    json
+        Print one line of JSON for each change, with its content.
+    """
+    position: int | None = None
+    async with target(url) as headgate:
+        while True:
+            try:
+                async with aclosing(headgate.config.watch(namespace, position=position)) as happenings:
+                    async for happening in happenings:
+                        match happening:
+                            case Present():
+                                for value in happening.values:
+                                    _tell("present", value, json=json)
+                            case Update():
+                                for value in happening.values:
+                                    _tell(value.kind, value, json=json)
+                            case _:
+                                position = happening.position
+            except HeadgateError as error:
+                if error.status < 500:
+                    raise
+                output.say(f"headgate: {error.detail} Going on when it is back.")
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def export(namespace: str, directory: Path, *, url: Url = None) -> None:
+    """Write all values of a namespace into a directory, one file each, for git.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    directory
+        Where to; made if it does not exist.
+    """
+    async with target(url) as headgate:
+        values = await headgate.config.list(namespace)
+    shown = [value for value in values if not (value.secret and value.content == MASK)]
+    await asyncio.to_thread(_write_files, directory, shown)
+    output.say(f"headgate: {len(shown)} values of {namespace} are in {directory}.")
+    if len(shown) < len(values):
+        output.say(f"headgate: {len(values) - len(shown)} secrets were left out; this token may not see them.")
+
+
+async def import_files(
+    namespace: str, directory: Path, *, prune: bool = False, dry_run: bool = False, reason: str = "", url: Url = None
+) -> None:
+    """Publish what a directory of files says, as far as it differs; all at once, or nothing.
+
+    Parameters
+    ----------
+    namespace
+        The namespace.
+    directory
+        The directory, as `export` writes it.
+    prune
+        Delete the keys that have no file.
+    dry_run
+        Only show what would change.
+    reason
+        Why, for those who ask later.
+    """
+    wanted = await asyncio.to_thread(_read_files, directory)
+    async with target(url) as headgate:
+        present = {value.key: value for value in await headgate.config.list(namespace)}
+        drafts = [
+            Draft(key, content, kind, present[key].version if key in present else 0, secret)
+            for key, (content, kind, secret) in sorted(wanted.items())
+            if key not in present or (present[key].content, present[key].content_type) != (content, kind)
+        ]
+        if prune:
+            drafts += [Draft(key, None, expected=value.version) for key, value in present.items() if key not in wanted]
+        for draft in drafts:
+            word = "delete" if draft.content is None else "change" if draft.expected else "create"
+            output.line(f"{word}\t{draft.key}")
+        if drafts and not dry_run:
+            if len(drafts) > MOST_AT_ONCE:
+                raise InvalidRequest(f"{len(drafts)} keys differ; {MOST_AT_ONCE} is the most at once.")
+            await headgate.config.publish(namespace, drafts, reason=reason or f"imported from {directory.name}")
+    output.say(f"headgate: {len(drafts)} keys {'would change' if dry_run else 'changed'}.")
+
+
+def _content(content: str | None, file: Path | None) -> tuple[str, ContentType | None]:
+    if (content is None) == (file is None):
+        raise InvalidRequest("Give the content, or --file, or - for stdin.", field="content")
+    if file is not None:
+        return file.read_text("utf-8"), _ENDINGS.get(file.suffix)
+    if content == "-":
+        return sys.stdin.read(), None
+    return content or "", None
+
+
+async def _edited(value: Value) -> str:
+    """Let a person edit a content; secrets are in a file that only they may read, and only for so long."""
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / f"value{_ENDING.get(value.content_type, '.txt')}"
+        path.write_text(value.content, "utf-8")
+        process = await asyncio.create_subprocess_exec(*editor, str(path))
+        if await process.wait() != 0:
+            raise InvalidRequest("The editor failed; nothing was published.")
+        return path.read_text("utf-8")
+
+
+def _write_files(directory: Path, values: list[Value]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    index = {}
+    for value in values:
+        path = directory / value.key
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(value.content, "utf-8")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise InvalidRequest(f"{value.key} cannot be a file: another key has its name as a folder.") from error
+        index[value.key] = {"contentType": value.content_type, "secret": value.secret}
+    (directory / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(index, order="sorted")) + b"\n")
+
+
+class _File(msgspec.Struct, frozen=True, rename="camel"):
+    content_type: ContentType = ContentType.TEXT
+    secret: bool = False
+
+
+def _read_files(directory: Path) -> dict[str, tuple[str, ContentType, bool]]:
+    if not directory.is_dir():
+        raise InvalidRequest(f"{directory} is not a directory.", field="directory")
+    index_file = directory / INDEX
+    index = msgspec.json.decode(index_file.read_bytes(), type=dict[str, _File]) if index_file.exists() else {}
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        key = path.relative_to(directory).as_posix()
+        if not path.is_file() or key == INDEX or Path(key).parts[0] == ".git":
+            continue
+        known = index.get(key) or _File(_ENDINGS.get(path.suffix, ContentType.TEXT))
+        found[key] = (path.read_text("utf-8"), known.content_type, known.secret)
+    return found
+
+
+def _tell(kind: str, value: Value, *, json: bool) -> None:
+    if json:
+        output.as_json({"kind": kind, "value": value})
+    else:
+        output.line("\t".join((kind, value.key, str(value.version), value.updated_by, value.reason)))
