@@ -25,7 +25,7 @@ import psutil
 from bench.cores import CORES, pin, pinned
 from bench.load import Load, Request, drive
 from headgate.kit import logs
-from headgate.kit.logs import LogSettings
+from headgate.kit.logs import Level, LogSettings
 from tests.topology import HOST, Standalone, free_port, reaper, wait_until
 
 ROOT: Final = Path(__file__).parent.parent
@@ -142,7 +142,7 @@ def running(contestants: Sequence[Contestant], path: str = "/") -> Iterator[dict
 @contextmanager
 def bench_store() -> Iterator[Standalone]:
     """Start the store all contestants share, on its core; it keeps its data as in production."""
-    logs.configure(LogSettings(level="warning"), "bench")
+    logs.configure(LogSettings(level=Level.WARNING), "bench")
     with Standalone() as store:
         pin(store.node.pid, CORES.store)
         yield store
