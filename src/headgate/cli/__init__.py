@@ -44,6 +44,7 @@ serve.command(
     "headgate.cli.serve:worker", name="worker", help="Run promotion, sweeps, health checks and other due work."
 )
 serve.command("headgate.cli.relay_process:relay", name="relay", help="Run the forwarding proxy, and send jobs.")
+serve.command("headgate.cli.shop:shop", name="shop", help="Run the demonstration shop.", show=False)
 serve.command("headgate.cli.arena:arena", name="arena", help="Run the reference game server, a chat room.")
 app.command(queue)
 queue.command("headgate.cli.queue:list_queues", name="list", help="Show all queues and how they stand.")

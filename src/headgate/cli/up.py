@@ -46,6 +46,13 @@ def children(plan: Plan) -> list[Child]:
     """List the processes that `up` runs, in the order in which they are started."""
     demo = ("--demo",) if plan.demo else ()
     at = f"http://{plan.host}"
+    shop = Child(
+        "shop",
+        ("serve", "shop"),
+        plan.port + 3,
+        f"{at}:{plan.port + 3}",
+        environment={"HEADGATE_URL": f"{at}:{plan.port}", "HEADGATE_TOKEN": plan.token},
+    )
     return [
         Child("gateway", ("serve", "gateway"), plan.port, f"{at}:{plan.port}"),
         Child("worker", ("serve", "worker")),
@@ -63,6 +70,7 @@ def children(plan: Plan) -> list[Child]:
             f"{at}:{plan.port + 2}",
             environment={"HEADGATE_RELAY_DRAIN_SECONDS": "1"},
         ),
+        *([shop] if plan.demo else []),
     ]
 
 
@@ -78,7 +86,7 @@ async def up(
     Parameters
     ----------
     port
-        Port of the gateway (8080 unless set); the next two are for the other listeners.
+        Port of the gateway (8080 unless set); the next three are for the other listeners.
     data
         Directory of the data, the admin token and the signing keys (.headgate unless set).
     demo

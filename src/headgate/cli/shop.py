@@ -1,0 +1,188 @@
+"""`headgate serve shop`: a product page behind the gate, with a button that sends a crowd to it."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Final
+
+import httpx2
+import structlog
+from cyclopts import Parameter
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from headgate.cli.ports import refuse_taken
+from headgate.cli.serve import Leash, begin, listen_operations
+from headgate.cli.settings import ClientSettings, read_settings
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit.http import Receive, Scope, Send
+from headgate.kit.life import Life
+from headgate.kit.problems import HeadgateError
+from headgate.kit.web import web_text
+from headgate.sdk import Headgate
+from headgate.sdk.asgi import Gate
+from headgate.sdk.http import Http
+
+TEMPLATE: Final = "shop"
+QUEUE: Final = "product-lantern"
+POLICY: Final = {
+    "paths": ["/product/*"],
+    "auto": {"resource": "product-*", "threshold": 60, "windowSeconds": 5, "cooldownSeconds": 15},
+    "ratePerSecond": 5,
+    "sessionTtlSeconds": 120,
+    "message": "The lantern is back for one day. Everybody gets their turn.",
+    "theme": {"color": "#9a3b12"},
+}
+CROWD: Final = 150
+CROWD_SECONDS: Final = 5.0
+_PRICE: Final = "€ 39"
+
+log = structlog.get_logger()
+
+
+async def shop(
+    *,
+    port: Annotated[int, Parameter()] = 8083,
+    ops_port: int | None = None,
+    leash: Leash = False,
+) -> int:
+    """Run the demonstration shop; it needs a gateway in HEADGATE_URL and a token in HEADGATE_TOKEN.
+
+    Parameters
+    ----------
+    port
+        Port to listen on.
+    ops_port
+        Port for probes and metrics.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(ops__port=("--ops-port", ops_port))
+    begin(configuration, "shop", leash=leash)
+    client, host = configuration[ClientSettings], configuration[GatewaySettings].host
+    refuse_taken(host, port, "--port")
+    site = Shop(f"http://{host}:{port}", client.url)
+    server = Server(
+        Gate(site, client.url, token=client.token), host, port, interface=Interfaces.ASGI, backpressure=20_000
+    )
+    async with Life() as life, Headgate(client.url, token=client.token) as hg:
+
+        async def why_not() -> str | None:
+            return "stopping" if life.quiet.is_set() else None
+
+        await _make_template(hg, life)
+        async with listen_operations(configuration, why_not), asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve())
+            log.info("shop started", port=port)
+            await life.quiet.wait()
+            site.close()
+            server.stop()  # type: ignore[no-untyped-call]  # the library's own
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(serving), 2)
+            serving.cancel()
+    return 0
+
+
+class Shop:
+    """The site itself: it knows nothing of queues."""
+
+    def __init__(self, url: str, gateway: str) -> None:
+        self._url = url
+        self._gateway = gateway
+        self._crowd: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        match scope["method"], scope["path"]:
+            case "GET", "/":
+                await _html(send, "A small shop", self._front())
+            case "GET", "/shop.css":
+                await _answer(send, 200, web_text("shop/shop.css"), {"content-type": "text/css; charset=utf-8"})
+            case "GET", str(path) if path.startswith("/product/"):
+                await _html(send, "The lantern", self._product(path.removeprefix("/product/")))
+            case "POST", "/rush":
+                if self._crowd is None or self._crowd.done():
+                    self._crowd = asyncio.get_running_loop().create_task(self._rush())
+                await _answer(send, 303, "", {"location": "/"})
+            case _:
+                await _html(send, "Nothing here", '<p>There is nothing here. <a href="/">Back to the shop</a></p>', 404)
+
+    def close(self) -> None:
+        """Send the crowd home."""
+        if self._crowd is not None:
+            self._crowd.cancel()
+
+    async def _rush(self) -> None:
+        """Send a crowd of browsers to the product, spread over a few seconds."""
+        limits = httpx2.Limits(max_connections=64)
+        async with httpx2.AsyncClient(base_url=self._url, limits=limits, timeout=10) as client:
+
+            async def visit(number: int) -> None:
+                await asyncio.sleep(CROWD_SECONDS * number / CROWD)
+                with suppress(httpx2.HTTPError):
+                    await client.get("/product/lantern", headers={"Accept": "text/html", "Cookie": ""})
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(CROWD):
+                    group.create_task(visit(number))
+
+    def _front(self) -> str:
+        busy = self._crowd is not None and not self._crowd.done()
+        rush = "<p><strong>A crowd is on its way.</strong> Open the lantern now.</p>" if busy else ""
+        return (
+            "<h1>A small shop</h1><p class=soft>A demonstration of the gate. The site behind it knows nothing of queues.</p>"
+            f'<section><h2>The lantern</h2><p class=price>{_PRICE}</p><p><a href="/product/lantern">Look at it</a></p></section>'
+            f"<section><h2>Make it busy</h2>{rush}<p>Send {CROWD} visitors to the lantern within {CROWD_SECONDS:.0f} seconds. "
+            "The queue switches itself on, people wait their turn, and when it has been quiet for a while it goes off again.</p>"
+            '<form method=post action="/rush"><button>Start a rush</button></form></section>'
+            f'<section><h2>Watch</h2><p><a href="{html.escape(self._gateway)}/console#/queues/{QUEUE}">'
+            "The queue in the console</a> (it is there while the queue is on).</p></section>"
+        )
+
+    def _product(self, name: str) -> str:
+        return (
+            f"<h1>The {html.escape(name)}</h1><section><p class=price>{_PRICE}</p>"
+            "<p>Brass, hand made, burns for nine hours. You are in: whoever sees this page has passed the gate.</p>"
+            '<button type=button>Put it in the basket</button></section><p><a href="/">Back to the shop</a></p>'
+        )
+
+
+async def _make_template(hg: Headgate, life: Life) -> None:
+    """Make the queue template of the shop, unless it is there; one that was changed stays as it is."""
+    backend = hg.backend
+    if not isinstance(backend, Http):
+        return
+    while not life.quiet.is_set():
+        try:
+            await backend.send("PUT", f"/api/admin/queues/{TEMPLATE}", body=POLICY, headers={"If-None-Match": "*"})
+        except HeadgateError as error:
+            if error.code == "version_conflict":
+                return
+            log.debug("the shop's queue could not be made yet", error=error.detail)
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def _html(send: Send, title: str, body: str, status: int = 200) -> None:
+    page = web_text("shop/page.html").replace("{{title}}", html.escape(title)).replace("{{body}}", body)
+    policy = "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'"
+    headers = {
+        "content-type": "text/html; charset=utf-8",
+        "content-security-policy": policy,
+        "cache-control": "no-store",
+    }
+    await _answer(send, status, page, headers)
+
+
+async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
+    body = text.encode()
+    own = [(name.encode(), value.encode()) for name, value in headers.items()]
+    own.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": own})
+    await send({"type": "http.response.body", "body": body})

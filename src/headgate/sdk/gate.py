@@ -1,0 +1,170 @@
+"""A gate for Python sites: `app = Gate(app, "http://headgate:8080", token=…)`.
+
+It asks the gateway before each request, as a proxy would, and serves the waiting page on the site's own host, so that the visitor's
+cookie is the site's own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import httpx2
+import msgspec
+import structlog
+
+from headgate.kit.http import Asgi, Message, Receive, Scope, Send
+from headgate.sdk.http import GatewayUnavailable
+
+TIMEOUT_SECONDS: Final = 3.0
+_OURS: Final = re.compile(r"/wait/[^/]+|/api/queue/(entry|status|stream|board)")
+_HOP: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "date", "server"})
+_PASSED_ON: Final = ("cookie", "accept", "accept-language", "content-type", "x-place-token", "idempotency-key")
+
+log = structlog.get_logger()
+
+
+class Gate:
+    """ASGI middleware; `fail_open` lets everybody in while the gateway cannot be reached."""
+
+    def __init__(
+        self, app: Asgi, gateway: str, *, token: str = "", namespace: str = "default", fail_open: bool = False
+    ) -> None:
+        self._app = app
+        self._gateway = gateway.rstrip("/")
+        self._headers = {"X-API-Token": token} if token else {}
+        self._namespace = namespace
+        self._fail_open = fail_open
+        self._client: httpx2.AsyncClient | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask about a request, and let it through to the site or send the visitor to the page."""
+        if scope["type"] == "lifespan":
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                await self.close()
+        elif scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif _OURS.fullmatch(scope["path"]):
+            await self._serve_ours(scope, receive, send)
+        else:
+            await self._ask(scope, receive, send)
+
+    async def close(self) -> None:
+        """End the connections to the gateway; a site without lifespan events calls this itself."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = self._described(scope)
+        headers["X-Forwarded-Uri"] = _target(scope)
+        try:
+            answer = await self._connected().get(
+                "/gate/forward", params={"namespace": self._namespace}, headers=headers
+            )
+        except httpx2.TransportError as error:
+            log.warning("the gate cannot be asked", error=str(error) or type(error).__name__)
+            if self._fail_open:
+                await self._app(scope, receive, send)
+            else:
+                await _refuse(send)
+            return
+        if answer.status_code >= 500 and self._fail_open:
+            await self._app(scope, receive, send)
+        elif answer.status_code != 200:
+            await _relay(answer, answer.content, send)
+        else:
+            await self._app(scope, receive, _with_cookie(send, answer.headers.get("set-cookie")))
+
+    async def _serve_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the waiting page and what it asks on to the gateway, streams as they come."""
+        body = b""
+        while scope["method"] not in {"GET", "HEAD", "DELETE"}:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body") or len(body) > 65_536:
+                break
+        request = self._connected().build_request(
+            scope["method"],
+            _target(scope),
+            headers=self._described(scope),
+            content=body or None,
+            timeout=httpx2.Timeout(TIMEOUT_SECONDS, read=60),
+        )
+        try:
+            answer = await self._connected().send(request, stream=True)
+        except httpx2.TransportError:
+            await _refuse(send)
+            return
+        try:
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": _headers_of(answer)})
+            async for chunk in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except httpx2.TransportError as error:
+            log.debug("a stream of the gateway broke", error=str(error))
+        finally:
+            await answer.aclose()
+
+    def _described(self, scope: Scope) -> dict[str, str]:
+        """Describe a request to the gateway; nothing that the visitor says of themselves is passed on but the cookie."""
+        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name: given[name] for name in _PASSED_ON if name in given}
+        client = scope.get("client")
+        return {
+            **headers,
+            **self._headers,
+            "Host": given.get("host", "site"),
+            "X-Forwarded-For": client[0] if client else "",
+            "X-Forwarded-Proto": scope.get("scheme", "http"),
+        }
+
+    def _connected(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                base_url=self._gateway, timeout=TIMEOUT_SECONDS, limits=httpx2.Limits(max_connections=None)
+            )
+        return self._client
+
+
+def _target(scope: Scope) -> str:
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query: bytes = scope["query_string"]
+    return f"{path}?{query.decode('latin-1')}" if query else path
+
+
+def _with_cookie(send: Send, cookie: str | None) -> Send:
+    if not cookie:
+        return send
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = [*message.get("headers", ()), (b"set-cookie", cookie.encode("latin-1"))]
+            message = {**message, "headers": own}
+        await send(message)
+
+    return marked
+
+
+def _headers_of(answer: httpx2.Response) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in answer.headers.multi_items()
+        if name.lower() not in _HOP
+    ]
+
+
+async def _relay(answer: httpx2.Response, body: bytes, send: Send) -> None:
+    headers = [pair for pair in _headers_of(answer) if pair[0] not in {b"content-length", b"content-encoding"}]
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _refuse(send: Send) -> None:
+    problem = GatewayUnavailable(retry_after=5)
+    headers = [(b"content-type", b"application/problem+json"), (b"retry-after", b"5"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(problem.document())})
