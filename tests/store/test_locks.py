@@ -559,7 +559,8 @@ async def _free(locks: Locks) -> bool:
 
 def _scripts(server: Topology) -> int:
     """How many scripts all primaries have run."""
-    return sum(int(node.info("commandstats")["cmdstat_evalsha"]["calls"]) for node in server.primaries())
+    stats = [node.info("commandstats").get("cmdstat_evalsha", {"calls": 0}) for node in server.primaries()]
+    return sum(int(one["calls"]) for one in stats)
 
 
 def _asked() -> float:
