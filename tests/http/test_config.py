@@ -1,0 +1,297 @@
+"""Config over HTTP, in the SDK's two modes, and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from headgate.kit.problems import StoreUnavailable, VersionConflict
+from headgate.sdk import Headgate
+from headgate.sdk.config import Changed, ContentType, Draft, Marked, Present, Update
+from tests.processes import Gateway, GatewayProcess
+from tests.topology import FaultyProxy, Topology, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+class Limits(msgspec.Struct, frozen=True):
+    players: int
+    motd: str = ""
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"n{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": gateway.token}, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture(params=["store", "http"])
+async def hg(
+    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess, tmp_path: Path
+) -> AsyncIterator[Headgate]:
+    url = gateway_process.url if request.param == "http" else server.url
+    async with Headgate(url, token=gateway_process.token, prefix=gateway_process.prefix, snapshot_dir=tmp_path) as made:
+        yield made
+
+
+async def test_the_life_of_a_value(client: httpx2.AsyncClient, namespace: str) -> None:
+    path = f"/cfg/v1/{namespace}/limits/eu"
+    made = await client.put(path, json={"content": '{"a": 1}', "contentType": "application/json", "reason": "first"})
+    assert (made.status_code, made.json()["version"], made.headers["etag"]) == (200, 1, '"1"')
+    got = await client.get(path)
+    assert got.json()["content"] == '{"a": 1}'
+    assert {"contentType", "version", "updatedAt", "updatedBy"} <= set(got.json())
+    assert (await client.get(path, headers={"If-None-Match": '"1"'})).status_code == 304
+    second = await client.put(path, json={"content": '{"a": 2}'}, headers={"If-Match": '"1"'})
+    assert second.json()["version"] == 2
+    lost = await client.put(path, json={"content": '{"a": 3}'}, headers={"If-Match": '"1"'})
+    assert (lost.status_code, lost.json()["code"], lost.json()["version"]) == (412, "version_conflict", 2)
+    assert (await client.put(path, json={"content": "{}"}, headers={"If-None-Match": "*"})).status_code == 412
+    bad = await client.put(path, json={"content": "{", "contentType": "json"})
+    assert (bad.status_code, bad.json()["code"], bad.json()["line"]) == (422, "content_invalid", 1)
+    back = await client.post(f"{path}/rollback", json={"version": 1})
+    assert back.json()["version"] == 3
+    gone = await client.delete(path, headers={"If-Match": '"3"'})
+    assert gone.json()["version"] == 4
+    assert (await client.get(path)).status_code == 404
+    assert (await client.delete(path)).status_code == 404
+    versions = (await client.get(f"{path}/history")).json()["versions"]
+    assert [(each["version"], each["kind"]) for each in versions] == [
+        (4, "removed"),
+        (3, "put"),
+        (2, "put"),
+        (1, "put"),
+    ]
+    assert versions[3]["reason"] == "first"
+
+
+async def test_a_batch_is_all_or_none(client: httpx2.AsyncClient, namespace: str) -> None:
+    values: list[dict[str, Any]] = [{"key": "a", "content": "1"}, {"key": "b", "content": "2", "version": 5}]
+    assert (await client.post(f"/cfg/v1/{namespace}", json={"values": values})).status_code == 412
+    values[1]["version"] = 0
+    made = await client.post(f"/cfg/v1/{namespace}", json={"values": values, "reason": "both"})
+    assert made.json()["versions"] == {"a": 1, "b": 1}
+    listed = (await client.get(f"/cfg/v1/{namespace}")).json()
+    assert [each["key"] for each in listed["values"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("key", ["watch", "a/history", "a%20b", "a//b", "x" * 129, "%2e%2e/a"])
+async def test_keys_that_cannot_be_are_refused(client: httpx2.AsyncClient, namespace: str, key: str) -> None:
+    response = await client.put(f"/cfg/v1/{namespace}/{key}", json={"content": "x"})
+    assert response.status_code in (405, 422), response.text
+
+
+async def test_secrets_are_masked_for_readers_and_tokens_keep_to_their_namespace(
+    client: httpx2.AsyncClient, gateway: Gateway, namespace: str
+) -> None:
+    await client.put(f"/cfg/v1/{namespace}/password", json={"content": "hush", "secret": True})
+    await client.put(f"/cfg/v1/{namespace}/password", json={"content": "hush2"})
+
+    async def token(role: str) -> httpx2.AsyncClient:
+        body = {"name": f"t{secrets.token_hex(4)}", "role": role, "namespace": namespace}
+        made = await client.post("/api/admin/tokens", json=body)
+        assert made.status_code in (200, 201), made.text
+        return httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": made.json()["token"]})
+
+    async with await token("read") as reader, await token("service") as service:
+
+        async def accepted() -> bool:
+            return (await reader.get(f"/cfg/v1/{namespace}/password")).status_code == 200
+
+        await eventually(accepted)
+        for path in (f"/cfg/v1/{namespace}/password", f"/cfg/v1/{namespace}", f"/cfg/v1/{namespace}/password/history"):
+            assert "hush" not in (await reader.get(path)).text, path
+            assert "hush" in (await service.get(path)).text
+        assert (await reader.put(f"/cfg/v1/{namespace}/a", json={"content": "x"})).status_code == 403
+        assert (await service.put(f"/cfg/v1/{namespace}/a", json={"content": "x"})).status_code == 200
+        assert (await service.get("/cfg/v1/other/a")).status_code == 403
+        assert (await service.get("/cfg/v1/other/watch")).status_code == 403
+    assert "hush" not in gateway.process.log
+
+
+async def test_own_settings_show_their_defaults_and_come_into_force(
+    client: httpx2.AsyncClient, gateway: Gateway
+) -> None:
+    shown = (await client.get("/cfg/v1/headgate")).json()["definitions"]
+    assert {each["key"] for each in shown} == {"log/level", "edge/limits", "alerts/target"}
+    refused = await client.put(
+        "/cfg/v1/headgate/log/level", json={"content": '{"level": "loud"}', "contentType": "json"}
+    )
+    assert refused.status_code == 422
+    made = await client.put("/cfg/v1/headgate/log/level", json={"content": '{"level": "debug"}', "contentType": "json"})
+    assert made.status_code == 200
+    await eventually(lambda: "live setting in force" in gateway.process.log, 5)
+    await client.delete("/cfg/v1/headgate/log/level")
+
+
+async def test_both_modes_publish_and_read(hg: Headgate, namespace: str) -> None:
+    made = await hg.config.set(namespace, "a", "one", reason="why")
+    assert made.version == 1
+    with pytest.raises(VersionConflict):
+        await hg.config.set(namespace, "a", "two", version=7)
+    await hg.config.publish(namespace, [Draft("a", "two", expected=1), Draft("b", "x")])
+    assert sorted(value.key for value in await hg.config.list(namespace)) == ["a", "b"]
+    await hg.config.roll_back(namespace, "a", 1)
+    assert [each.content for each in await hg.config.history(namespace, "a")] == ["one", "two", "one"]
+    await hg.config.delete(namespace, "b")
+    assert (await hg.config.get(namespace, "a", version=2)).content == "two"
+
+
+async def test_a_live_value_is_typed_and_always_current(hg: Headgate, namespace: str) -> None:
+    await hg.config.set(namespace, "limits", '{"players": 10}', content_type=ContentType.JSON)
+    live = await hg.config.live(namespace, "limits", Limits)
+    assert (live.value, live.players, live.stale) == (Limits(10), 10, False)
+    heard: list[Changed] = []
+
+    async def listen(changed: Changed) -> None:
+        heard.append(changed)
+
+    def raising(changed: Changed) -> None:
+        raise RuntimeError("a listener's own mistake")
+
+    live.listen(raising)
+    live.listen(listen)
+    await eventually(lambda: len(heard) == 1)
+    await hg.config.set(namespace, "limits", "players: 20", content_type=ContentType.YAML)
+    await eventually(lambda: live.players == 20)
+    await hg.config.set(namespace, "limits", '{"players": "many"}', content_type=ContentType.JSON)
+    await eventually(lambda: live.error is not None)
+    assert live.players == 20, "what does not fit is not taken"
+    await hg.config.set(namespace, "limits", "players = 30", content_type=ContentType.TOML)
+    await eventually(lambda: live.players == 30)
+    await hg.config.delete(namespace, "limits")
+    await eventually(lambda: live.removed)
+    assert live.players == 30, "never empty"
+    await eventually(lambda: [changed.version for changed in heard] == [1, 2, 4, 5])
+
+
+async def test_a_watch_by_hand_resumes(hg: Headgate, namespace: str) -> None:
+    await hg.config.set(namespace, "a", "one")
+    position = 0
+    async for happening in hg.config.watch(namespace):
+        if isinstance(happening, Present):
+            assert [value.content for value in happening.values] == ["one"]
+        if isinstance(happening, Marked):
+            position = happening.position
+            break
+    for text in ("two", "three"):
+        await hg.config.publish(namespace, [Draft("a", text), Draft("b", text)])
+    async for happening in hg.config.watch(namespace, position=position):
+        if isinstance(happening, Update):
+            assert [(value.key, value.content) for value in happening.values] == [("a", "three"), ("b", "three")]
+            break
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize("mode", ["store", "http"])
+async def test_an_outage_leaves_the_last_value_and_it_converges_afterwards(
+    mode: str, server: Topology, gateway: Gateway, namespace: str, tmp_path: Path
+) -> None:
+    port = gateway.process.port if mode == "http" else server.primaries()[0].port
+    async with FaultyProxy(port) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}" if mode == "http" else proxy.url
+
+        def client() -> Headgate:
+            return Headgate(url, token=gateway.token, prefix=gateway.process.prefix, snapshot_dir=tmp_path)
+
+        async with client() as hg, Headgate(gateway.url, token=gateway.token) as other:
+            await other.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
+            live = await hg.config.live(namespace, "limits", Limits)
+            await proxy.refuse()
+            await eventually(lambda: live.stale)
+            assert live.players == 1
+            for players in (2, 3, 4):
+                text = f'{{"players": {players}}}'
+                await other.config.set(namespace, "limits", text, content_type=ContentType.JSON)
+            with pytest.raises(StoreUnavailable):
+                await hg.config.set(namespace, "limits", "x")
+            await proxy.accept()
+            await eventually(lambda: live.players == 4 and not live.stale, 15)
+        async with client() as hg:
+            await proxy.refuse()
+            live = await hg.config.live(namespace, "limits", Limits)
+            assert (live.players, live.stale) == (4, True), "from the disk"
+            await proxy.accept()
+        for file in tmp_path.rglob("*.json"):
+            file.write_bytes(b"rubbish")
+        async with client() as hg:
+            await proxy.refuse()
+            with pytest.raises(StoreUnavailable):
+                await hg.config.live(namespace, "limits", Limits)
+            await proxy.accept()
+
+
+async def test_closing_leaves_no_task(
+    server: Topology, gateway_process: GatewayProcess, namespace: str, tmp_path: Path
+) -> None:
+    before = asyncio.all_tasks()
+    async with Headgate(server.url, prefix=gateway_process.prefix, snapshot_dir=tmp_path) as hg:
+        await hg.config.set(namespace, "a", "x")
+        live = await hg.config.live(namespace, "a", str)
+        live.listen(lambda changed: None)
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(gateway_process: GatewayProcess, tmp_path: Path) -> Run:
+    def made(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ, "HEADGATE_URL": gateway_process.url, "HEADGATE_TOKEN": gateway_process.token, **more,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "headgate", "config", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    return made
+
+
+def test_the_commands(run: Run, namespace: str, tmp_path: Path) -> None:
+    assert run("set", namespace, "a", "players = 1", "--type", "toml").returncode == 0
+    assert run("get", namespace, "a").stdout == "players = 1\n"
+    editor = tmp_path / "editor.sh"
+    editor.write_text("#!/bin/sh\nsed -i s/1/2/ $1\n")
+    editor.chmod(0o755)
+    assert run("edit", namespace, "a", EDITOR=str(editor), VISUAL="").returncode == 0
+    difference = run("diff", namespace, "a", "1")
+    assert difference.returncode == 1
+    assert "+players = 2" in difference.stdout
+    assert run("rollback", namespace, "a", "1").returncode == 0
+    rows = run("history", namespace, "a").stdout.splitlines()
+    assert [row.split("\t")[0] for row in rows] == ["3", "2", "1"]
+    refused = run("set", namespace, "a", "players = ")
+    assert refused.returncode == 1
+    assert "Line 1" in refused.stderr
+
+
+def test_export_and_import_as_files(run: Run, namespace: str, tmp_path: Path) -> None:
+    run("set", namespace, "a/b.json", '{"x": 1}', "--type", "json")
+    run("set", namespace, "old", "text")
+    folder = tmp_path / "files"
+    assert run("export", namespace, str(folder)).returncode == 0
+    assert (folder / "a" / "b.json").read_text() == '{"x": 1}'
+    (folder / "a" / "b.json").write_text('{"x": 2}')
+    (folder / "new.toml").write_text("y = 1\n")
+    (folder / "old").unlink()
+    planned = run("import", namespace, str(folder), "--prune", "--dry-run").stdout.splitlines()
+    assert sorted(planned) == ["change\ta/b.json", "create\tnew.toml", "delete\told"]
+    assert run("import", namespace, str(folder), "--prune").returncode == 0
+    assert run("get", namespace, "a/b.json").stdout == '{"x": 2}\n'
+    assert run("get", namespace, "old").returncode == 1
+    assert run("import", namespace, str(folder), "--prune").stdout == ""
