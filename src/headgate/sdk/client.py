@@ -12,6 +12,7 @@ from headgate.sdk.config import Config, config_of
 from headgate.sdk.http import Http
 from headgate.sdk.locks import HttpLocks, locks_of
 from headgate.sdk.queue import Queue, queue_of
+from headgate.sdk.queues import Operators, queues_of
 from headgate.sdk.registry import Registry, registry_of
 from headgate.sdk.relay import HttpRelay, StoreRelay, relay_of
 from headgate.store import Store, StoreSettings, open_store
@@ -57,6 +58,11 @@ class Headgate:
     def queue(self) -> Queue:
         """The waiting room: stand in line, offer seats, redeem tickets."""
         return queue_of(self.backend, self.namespace)
+
+    @cached_property
+    def queues(self) -> Operators:
+        """The queues as their operators see them."""
+        return queues_of(self.backend, self.namespace)
 
     @cached_property
     def registry(self) -> Registry:

@@ -1,0 +1,333 @@
+"""`headgate queue …`: make queues, change how they admit, and watch them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from headgate.cli import output
+from headgate.cli.settings import Json
+from headgate.cli.target import Url, target
+from headgate.kit.problems import InvalidRequest
+from headgate.sdk import Headgate
+from headgate.waiting_room import PolicyChange, QueueView
+from headgate.waiting_room.policy import Policy
+
+EVERY_SECONDS: Final = 1.0
+COLUMNS: Final = (
+    "queue", "state", "waiting", "away", "holds", "sessions", "capacity", "admitted", "per second",
+)  # fmt: skip
+
+Namespace = Annotated[str, Parameter(name="--namespace", help="The queue's namespace.")]
+Yes = Annotated[bool, Parameter(name="--yes", negative=(), help="Do not ask.")]
+
+
+async def list_queues(*, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+    """Show all queues and how they stand.
+
+    Parameters
+    ----------
+    json
+        Print JSON.
+    """
+    async with _client(url, namespace) as headgate:
+        found = await headgate.queues.list()
+    if json:
+        output.as_json(found)
+    else:
+        output.table(COLUMNS, [_row(view) for view in found], empty="There are no queues.")
+
+
+async def show(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+    """Show a queue: its policy, its version and how it stands.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    json
+        Print JSON.
+    """
+    async with _client(url, namespace) as headgate:
+        _print(await headgate.queues.show(queue), json=json)
+
+
+async def create(
+    queue: str, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
+) -> None:
+    """Make a queue; with `capacity` its seats are fixed, without they are its servers'.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    policy
+        Fields of its policy, such as capacity=100 ratePerSecond=5 graceSeconds=60.
+    json
+        Print JSON.
+    """
+    change = read_policy(policy)
+    async with _client(url, namespace) as headgate:
+        _print(await headgate.queues.configure(queue, change, expected=0), json=json)
+
+
+async def set_policy(
+    queue: str, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
+) -> None:
+    """Change a queue while it runs; what is not named stays.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    policy
+        Fields of its policy, such as ratePerSecond=5 or maxLength=null.
+    json
+        Print JSON.
+    """
+    if not policy:
+        raise InvalidRequest("Say what to change, such as ratePerSecond=5.")
+    change = read_policy(policy)
+    async with _client(url, namespace) as headgate:
+        await headgate.queues.show(queue)
+        _print(await headgate.queues.configure(queue, change), json=json)
+
+
+async def pause(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """Stop calling people; tickets and sessions stay.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    """
+    await _operate(queue, "pause", namespace, url)
+
+
+async def resume(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """End a pause or a drain.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    """
+    await _operate(queue, "resume", namespace, url)
+
+
+async def drain(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """Take nobody new; those in line are served.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    """
+    await _operate(queue, "drain", namespace, url)
+
+
+async def admit(queue: str, count: int, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """Call so many people now, beyond rate and pause; seats still count.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    count
+        How many.
+    """
+    if count < 1:
+        raise InvalidRequest("At least one must be admitted.")
+    await _operate(queue, "admit", namespace, url, count)
+
+
+async def reset(queue: str, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
+    """Begin anew: everybody in line loses their place, tickets are void.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    """
+    _confirm(f"Everybody waiting in {queue} will lose their place. Type the queue's name to go on: ", queue, yes=yes)
+    await _operate(queue, "reset", namespace, url)
+
+
+async def delete(queue: str, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
+    """Delete a queue and everything in it.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    """
+    _confirm(f"{queue} and everybody in it will be gone. Type the queue's name to go on: ", queue, yes=yes)
+    async with _client(url, namespace) as headgate:
+        await headgate.queues.delete(queue)
+    output.say(f"{queue} deleted")
+
+
+async def audit(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+    """Show who changed what, newest first.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    json
+        Print JSON.
+    """
+    async with _client(url, namespace) as headgate:
+        found = await headgate.queues.audit(queue)
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("at", "who", "action", "new"),
+        [(record.at, record.who, record.action, record.new) for record in found.records],
+        empty="Nothing was changed yet.",
+    )
+
+
+async def history(
+    queue: str, *, minutes: int = 60, namespace: Namespace = "default", url: Url = None, json: Json = False
+) -> None:
+    """Show what happened by the minute.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    minutes
+        How many minutes.
+    json
+        Print JSON.
+    """
+    async with _client(url, namespace) as headgate:
+        found = await headgate.queues.history(queue, minutes)
+    if json:
+        output.as_json(found)
+        return
+    output.table(
+        ("minute", "entered", "admitted", "expired", "abandoned", "waiting", "sessions", "mean wait"),
+        [
+            (
+                *(each.minute, str(each.entered), str(each.admitted), str(each.expired), str(each.abandoned)),
+                *(str(each.waiting), str(each.sessions)),
+                "" if each.mean_wait_seconds is None else f"{each.mean_wait_seconds:.1f} s",
+            )
+            for each in found.minutes
+        ],
+        empty="No minute is recorded yet.",
+    )
+
+
+async def watch(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+    """Follow a queue, once a second, until Ctrl-C.
+
+    Parameters
+    ----------
+    queue
+        Its name.
+    json
+        Print one line of JSON a second.
+    """
+    async with _client(url, namespace) as headgate:
+        if json or not sys.stdout.isatty():
+            while True:
+                view = await headgate.queues.show(queue)
+                if json:
+                    output.as_json(view)
+                else:
+                    output.line("\t".join(_row(view)))
+                await asyncio.sleep(EVERY_SECONDS)
+        with Live(console=Console(), auto_refresh=False) as live:
+            while True:
+                live.update(_drawn(await headgate.queues.show(queue)), refresh=True)
+                await asyncio.sleep(EVERY_SECONDS)
+
+
+def read_policy(words: tuple[str, ...]) -> PolicyChange:
+    """Read `field=value` words; a value is JSON, or plain text where that is no JSON."""
+    said: dict[str, object] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{word} should be a field and its value, such as ratePerSecond=5.")
+        value: object = text
+        with suppress(msgspec.DecodeError):
+            value = msgspec.json.decode(text)
+        said[_camel(name)] = value
+    try:
+        return msgspec.convert(said, PolicyChange)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{error}.".replace("..", ".")) from error
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.replace("-", "_").split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _client(url: str | None, namespace: str) -> Headgate:
+    client = target(url)
+    client.namespace = namespace
+    return client
+
+
+async def _operate(queue: str, action: str, namespace: str, url: str | None, count: int | None = None) -> None:
+    async with _client(url, namespace) as headgate:
+        view = await headgate.queues.operate(queue, action, count)
+    output.say(f"{queue}: {_state(view)}, {view.waiting} waiting, {view.holds} called, {view.sessions} inside")
+
+
+def _confirm(question: str, expected: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest("This cannot be undone; say --yes to do it without being asked.")
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() != expected:
+        raise InvalidRequest("That is another name, so nothing was done.")
+
+
+def _state(view: QueueView) -> str:
+    return "paused" if view.paused else "draining" if view.draining else "open"
+
+
+def _row(view: QueueView) -> tuple[str, ...]:
+    figures = view.figures
+    numbers = (view.waiting, view.away, view.holds, view.sessions, figures.capacity, view.admitted_total)
+    return (view.queue, _state(view), *(str(number) for number in numbers), f"{figures.rate_per_second:.2f}")
+
+
+def _print(view: QueueView, *, json: bool) -> None:
+    if json:
+        output.as_json(view)
+        return
+    policy = msgspec.to_builtins(view)
+    rows = [(name, _plain(policy[_camel(name)])) for name in Policy.__struct_fields__]
+    figures = [(name, _plain(value)) for name, value in msgspec.to_builtins(view.figures).items()]
+    state = [("state", _state(view)), ("version", str(view.version)), ("generation", str(view.generation))]
+    output.table(("of " + view.queue, ""), [*state, *((_camel(name), value) for name, value in rows), *figures])
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _drawn(view: QueueView) -> Table:
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        drawn.add_column(column, justify="left" if column in {"queue", "state"} else "right")
+    drawn.add_row(*_row(view))
+    return drawn

@@ -1,0 +1,120 @@
+"""`hg.queues`: what operators do with queues, through a gateway or beside the store."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headgate.sdk.http import Http
+from headgate.store import Store
+from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
+from headgate.waiting_room.admin_api import QueueList
+from headgate.waiting_room.queues import Audit, History
+
+OPERATOR = "operator"
+
+
+class Operators(Protocol):
+    """What both modes can do."""
+
+    async def list(self) -> list[QueueView]:
+        """Show all queues."""
+
+    async def show(self, queue: str) -> QueueView:
+        """Show one queue."""
+
+    async def configure(self, queue: str, change: PolicyChange, expected: int | None = None) -> QueueView:
+        """Create a queue or change its policy; `expected` is the version it must have, 0 for a new one."""
+
+    async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
+        """Pause, resume, drain, reset, or admit so many."""
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue."""
+
+    async def audit(self, queue: str) -> Audit:
+        """Show who changed what."""
+
+    async def history(self, queue: str, minutes: int = 60) -> History:
+        """Show what happened by the minute."""
+
+
+class StoreQueues:
+    """Queues beside the store."""
+
+    def __init__(self, store: Store, namespace: str) -> None:
+        self._room = WaitingRoom(store)
+        self._namespace = namespace
+
+    async def list(self) -> list[QueueView]:
+        return [*await self._room.queues.list(self._namespace)]
+
+    async def show(self, queue: str) -> QueueView:
+        return await self._room.queues.view(self._room.queues.thing(self._namespace, queue))
+
+    async def configure(self, queue: str, change: PolicyChange, expected: int | None = None) -> QueueView:
+        thing = self._room.queues.thing(self._namespace, queue)
+        return await self._room.queues.configure(thing, change, who=OPERATOR, expected=expected)
+
+    async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
+        thing = self._room.queues.thing(self._namespace, queue)
+        await self._room.queues.operate(thing, action, who=OPERATOR, number=count or 0)
+        if action == "admit":
+            await self._room.promotion.visit(thing)
+        return await self._room.queues.view(thing)
+
+    async def delete(self, queue: str) -> None:
+        thing = self._room.queues.thing(self._namespace, queue)
+        await self._room.queues.operate(thing, "delete", who=OPERATOR)
+
+    async def audit(self, queue: str) -> Audit:
+        return await self._room.queues.audit(self._room.queues.thing(self._namespace, queue))
+
+    async def history(self, queue: str, minutes: int = 60) -> History:
+        return await self._room.queues.history(self._room.queues.thing(self._namespace, queue), minutes)
+
+
+class HttpQueues:
+    """Queues through a gateway."""
+
+    def __init__(self, http: Http, namespace: str) -> None:
+        self._http = http
+        self._query = {"namespace": namespace}
+
+    async def list(self) -> list[QueueView]:
+        found = await self._http.request("GET", "/api/admin/queues", query=self._query, answer=QueueList)
+        return found.queues
+
+    async def show(self, queue: str) -> QueueView:
+        return await self._http.request("GET", _path(queue), query=self._query, answer=QueueView)
+
+    async def configure(self, queue: str, change: PolicyChange, expected: int | None = None) -> QueueView:
+        headers = {} if expected is None else {"If-Match": f'"{expected}"'} if expected else {"If-None-Match": "*"}
+        return await self._http.request(
+            "PUT", _path(queue), query=self._query, body=change, headers=headers, answer=QueueView
+        )
+
+    async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
+        body = None if count is None else {"count": count}
+        return await self._http.request(
+            "POST", f"{_path(queue)}/{action}", query=self._query, body=body, answer=QueueView
+        )
+
+    async def delete(self, queue: str) -> None:
+        await self._http.request("DELETE", _path(queue), query=self._query, answer=type(None))
+
+    async def audit(self, queue: str) -> Audit:
+        return await self._http.request("GET", f"{_path(queue)}/audit", query=self._query, answer=Audit)
+
+    async def history(self, queue: str, minutes: int = 60) -> History:
+        return await self._http.request(
+            "GET", f"{_path(queue)}/history", query={**self._query, "minutes": minutes}, answer=History
+        )
+
+
+def queues_of(backend: Http | Store, namespace: str) -> Operators:
+    """Make the part for a client's mode."""
+    return HttpQueues(backend, namespace) if isinstance(backend, Http) else StoreQueues(backend, namespace)
+
+
+def _path(queue: str) -> str:
+    return f"/api/admin/queues/{queue}"

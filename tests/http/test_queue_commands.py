@@ -1,0 +1,115 @@
+"""`headgate queue …` and `headgate server …` as a person at a terminal or a script runs them, on a gateway and on a store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from headgate.cli.queue import read_policy
+from headgate.kit.problems import InvalidRequest
+from tests.processes import GatewayProcess
+from tests.topology import Topology
+
+
+class Shell:
+    """Runs commands in a namespace of its own."""
+
+    def __init__(self, process: GatewayProcess, url: str, home: Path) -> None:
+        self.namespace = f"n{secrets.token_hex(4)}"
+        self.environment = {
+            **os.environ, "HEADGATE_URL": url, "HEADGATE_TOKEN": process.token, "HOME": str(home),
+            "HEADGATE_STORE_PREFIX": process.prefix,
+        }  # fmt: skip
+        self.http = httpx2.Client(
+            base_url=process.url, headers={"X-API-Token": process.token}, params={"namespace": self.namespace}
+        )
+
+    def command(self, noun: str, verb: str, *rest: str) -> list[str]:
+        return [sys.executable, "-m", "headgate", noun, verb, "--namespace", self.namespace, *rest]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=30)
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return msgspec.json.decode(done.stdout)
+
+
+@pytest.fixture(params=["gateway", "store"])
+def shell(
+    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess, tmp_path: Path
+) -> Iterator[Shell]:
+    made = Shell(gateway_process, gateway_process.url if request.param == "gateway" else server.url, tmp_path)
+    with made.http:
+        yield made
+
+
+def test_a_queue_from_creation_to_deletion(shell: Shell) -> None:
+    made = shell.json("queue", "create", "main", "capacity=2", "rate-per-second=5", "message=Welcome, all")
+    assert (made["capacity"], made["ratePerSecond"], made["message"], made["seats"]) == (2, 5, "Welcome, all", "fixed")
+    twice = shell.run("queue", "create", "main")
+    assert twice.returncode == 1
+    assert shell.json("queue", "set", "main", "ratePerSecond=null")["ratePerSecond"] is None
+    assert shell.run("queue", "pause", "main").returncode == 0
+    for number in range(3):
+        shell.http.post("/api/queue/entry", json={"nickname": f"n{number}"}).raise_for_status()
+    told = shell.run("queue", "admit", "main", "1")
+    assert "1 called" in told.stderr, told.stderr
+    assert told.stdout == ""
+    assert shell.run("queue", "list").stdout.split("\t")[:3] == ["main", "paused", "2"]
+    assert shell.run("queue", "resume", "main").returncode == 0
+    assert shell.run("queue", "drain", "main").returncode == 0
+    shown = shell.run("queue", "show", "main").stdout
+    assert "draining" in shown
+    refused = shell.run("queue", "reset", "main")
+    assert (refused.returncode, "--yes" in refused.stderr) == (1, True)
+    assert shell.run("queue", "reset", "main", "--yes").returncode == 0
+    assert shell.json("queue", "show", "main")["generation"] == 2
+    actions = [record["action"] for record in shell.json("queue", "audit", "main")["records"]]
+    assert actions == ["reset", "drain", "resume", "admit", "pause", "configure", "configure"]
+    assert shell.json("queue", "history", "main") == {"queue": "main", "minutes": []}
+    assert shell.run("queue", "delete", "main", "--yes").returncode == 0
+    gone = shell.run("queue", "show", "main")
+    assert gone.returncode == 1
+    assert "headgate queue create" in gone.stderr
+    assert "Traceback" not in gone.stderr
+
+
+@pytest.mark.parametrize("word", ["capacity", "capacity=many", "colour=red", "batch=0"])
+def test_a_field_that_makes_no_sense_is_refused(word: str) -> None:
+    with pytest.raises(InvalidRequest):
+        read_policy((word,))
+
+
+@pytest.mark.parametrize("shell", ["gateway"], indirect=True)
+def test_servers_are_listed(shell: Shell) -> None:
+    shell.run("queue", "create", "main")
+    assert shell.run("server", "list", "main").stdout == ""
+    beat = {"capacity": 3, "address": "ws://arena", "sessions": ["x"]}
+    shell.http.put("/api/queue/servers/s1", json=beat).raise_for_status()
+    assert shell.run("server", "list").stdout.split("\t")[:5] == ["s1", "ws://arena", "1", "0", "3"]
+    [view] = shell.json("server", "list", "main")
+    assert view["sessions"] == 1
+
+
+@pytest.mark.parametrize("shell", ["gateway"], indirect=True)
+def test_watch_goes_on_until_it_is_interrupted(shell: Shell) -> None:
+    shell.run("queue", "create", "main", "capacity=1")
+    command = shell.command("queue", "watch", "main", "--json")
+    with subprocess.Popen(command, env=shell.environment, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [msgspec.json.decode(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(10) == 130
+    assert [line["queue"] for line in lines] == ["main", "main"]
