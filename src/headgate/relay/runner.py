@@ -108,19 +108,9 @@ class Runner:
             return []
         # Without room for more, one of ours is read again: a reader that asks for nothing is taken for dead.
         count, after = (room, ">") if room > 0 else (1, "0")
-        command = (
-            "XREADGROUP",
-            "GROUP",
-            GROUP,
-            self._permits.process,
-            "COUNT",
-            count,
-            "STREAMS",
-            thing.key("jobs"),
-            after,
-        )
+        read = ("GROUP", GROUP, self._permits.process, "COUNT", count, "STREAMS", thing.key("jobs"), after)
         try:
-            reply = await self._store.write(thing, *command)
+            reply = await self._store.write(thing, "XREADGROUP", *read)
         except OutcomeUnknown:
             self._reclaim_at = 0.0  # they may be ours already: found again among those that are read and not held
             return []

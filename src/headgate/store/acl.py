@@ -1,59 +1,68 @@
 """The least rights our processes need in the store: their keys, their channels, and each command by name.
 
-A script runs with its caller's rights, so what scripts call is read out of the Lua files themselves; what Python sends is
-listed here, and a test compares the list with the code.
+Nobody keeps a list of these commands. They are read out of our own files: what a script calls (it runs with its caller's
+rights), and what Python sends to a link or through the store. So a command must stand there as a literal.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from headgate.store.script import SHARED
 
-SENT: Final = frozenset(
-    {
-        "asking",
-        "auth",
-        "cluster|slots",
-        "evalsha",
-        "hget",
-        "hmget",
-        "info",
-        "ping",
-        "script|load",
-        "select",
-        "subscribe",
-        "time",
-        "unsubscribe",
-        "xrevrange",
-        "zcard",
-        "zrange",
-    }
-)
-PACKAGES: Final = {
-    "gateway": ("gateway", "waiting_room", "registry", "config", "relay", "locks"),
-    "worker": ("gateway", "waiting_room", "registry", "config", "relay", "locks"),
-    "relay": ("relay", "registry", "locks"),
-    "arena": ("registry", "waiting_room"),
+FEATURES: Final = ("gateway", "waiting_room", "registry", "config", "relay", "locks", "sdk")
+PACKAGES: Final[dict[str, tuple[str, ...]]] = {
+    "gateway": FEATURES,
+    "worker": FEATURES,
+    "relay": ("gateway", "relay", "registry", "locks"),
+    "arena": ("waiting_room", "registry", "sdk"),
 }
-_CALL = re.compile(r"redis\.p?call\(\s*['\"](\w+)['\"]")
+# Asked of sentinels, or where a refusal is an answer too.
+NOT_NEEDED: Final = frozenset({"config|get", "sentinel|get-master-addr-by-name"})
+_CONTAINERS: Final = frozenset({"CLUSTER", "CONFIG", "SCRIPT", "SENTINEL", "XGROUP", "XINFO"})
+_SOURCE: Final = SHARED.parent.parent
+_CALL = re.compile(r"redis\.p?call\(\s*['\"](\w+)['\"](?:\s*,\s*['\"](\w+)['\"])?")
 
 
 def rules(process: str, prefix: str) -> str:
     """Give the ACL rules of one process, as they stand after a user's name and password."""
-    commands = sorted(SENT | called(_scripts(PACKAGES[process])))
+    packages = ("store", *PACKAGES[process])
+    scripts = (file for package in packages for file in (_SOURCE / package).rglob("*.lua"))
+    modules = (file for package in packages for file in (_SOURCE / package).rglob("*.py"))
+    commands = sorted((called(scripts) | sent(modules)) - NOT_NEEDED)
     return " ".join((f"resetkeys ~{prefix}:* resetchannels &{prefix}:* -@all", *(f"+{name}" for name in commands)))
 
 
-def called(files: Iterable[Path]) -> set[str]:
+def called(scripts: Iterable[Path]) -> set[str]:
     """Find the commands that Lua files call."""
-    return {name.lower() for file in files for name in _CALL.findall(file.read_text("utf-8"))}
+    return {_full(words) for file in scripts for words in _CALL.findall(file.read_text("utf-8"))}
 
 
-def _scripts(packages: Iterable[str]) -> Iterable[Path]:
-    root = SHARED.parent.parent
-    for package in ("store", *packages):
-        yield from (root / package).glob("lua/**/*.lua")
+def sent(modules: Iterable[Path]) -> set[str]:
+    """Find the commands that Python files send."""
+    return {_full(words) for file in modules for words in _sent(ast.parse(file.read_text("utf-8")))}
+
+
+def _sent(module: ast.Module) -> Iterator[list[str]]:
+    for call in ast.walk(module):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        words: list[ast.expr] = []
+        if call.func.attr in {"send", "push"} and call.args and isinstance(call.args[0], ast.Tuple):
+            words = call.args[0].elts
+        elif call.func.attr == "_push":
+            words = call.args
+        elif call.func.attr in {"read", "write"}:
+            words = call.args[1:]  # the thing comes first
+        said = [word.value if isinstance(word, ast.Constant) else None for word in words[:2]]
+        if said and isinstance(said[0], str) and re.fullmatch(r"[A-Z]{3,}", said[0]):
+            yield [word for word in said if isinstance(word, str)]
+
+
+def _full(words: Iterable[str]) -> str:
+    command, *rest = (word for word in words if word)
+    return f"{command}|{rest[0]}".lower() if command.upper() in _CONTAINERS and rest else command.lower()
