@@ -34,7 +34,10 @@ class RelayProcess(GatewayProcess):
 
     def family(self) -> list[int]:
         """Give the process ids of the relay and its workers."""
-        return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+        try:
+            return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+        except psutil.NoSuchProcess:
+            return []
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the relay and its workers, at once."""
