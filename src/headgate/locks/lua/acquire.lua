@@ -17,8 +17,7 @@ local MOST_PASSED = 1000
 local lock = open_lock(meta, context)
 local now = text_of(lock.now)
 if lock.held and lock.holder == holder then
-  redis.call('HSET', meta, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms)
-  close_thing(lock)
+  close_thing(lock, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms)
   return {1, lock.fence, now}
 end
 
@@ -52,8 +51,7 @@ if lock.holder then
 end
 if newcomer and rank > 0 and not lock.recalled then
   -- Those in line were called long ago and may not have heard it: nobody is passed over before a second call.
-  redis.call('HSET', meta, 'holder', '', 'free', now, 'recalled', '1')
-  close_thing(lock)
+  close_thing(lock, 'holder', '', 'free', now, 'recalled', '1')
   call_head(lock, line, events, announce)
   return {0, place or '0', '0', ahead, now}
 end
@@ -68,9 +66,8 @@ end
 if place then
   gone = gone + leave_line(line, waiters, owners, holder)
 end
-redis.call('HSET', meta, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
+close_thing(lock, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
   'delay', delay_ms, 'label', label, 'since', now, 'recalled', '')
-close_thing(lock)
 if waiting > gone or announce then
   hint(events, 'taken ' .. now .. ' ' .. text_of(ttl_ms + tonumber(delay_ms)) .. ' ' .. (place or fence))
 end

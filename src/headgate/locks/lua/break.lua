@@ -18,9 +18,8 @@ end
 if not lock.held or (fence ~= '' and fence ~= lock.fence) then
   return '0'
 end
-redis.call('HSET', meta, 'holder', '', 'free', text_of(lock.now + lock.delay), 'recalled', '', 'broken', nonce,
+close_thing(lock, 'holder', '', 'free', text_of(lock.now + lock.delay), 'recalled', '', 'broken', nonce,
   'broken_fence', lock.fence)
-close_thing(lock)
 note_loss(lock, events, 'broken', 'by', by, 'reason', reason)
 call_head(lock, line, events, true)
 return lock.fence

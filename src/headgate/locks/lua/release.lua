@@ -17,8 +17,7 @@ local REMEMBERED_BYTES = 400
 local lock = open_lock(meta, context)
 if lock.held and lock.holder == holder then
   local released = nonce .. ' ' .. string.sub(redis.call('HGET', meta, 'released') or '', 1, REMEMBERED_BYTES)
-  redis.call('HSET', meta, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
-  close_thing(lock)
+  close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
   call_head(lock, line, events, announce)
   return 1
 end

@@ -15,8 +15,7 @@ local lock = open_lock(meta, context)
 if not lock.held or lock.holder ~= holder then
   return redis.error_reply('NOT_HOLDER The lease of this holder has ended, or it never held this lock.')
 end
-redis.call('HSET', meta, 'ends', text_of(lock.now + lock.ttl))
-close_thing(lock)
+close_thing(lock, 'ends', text_of(lock.now + lock.ttl))
 if announce or redis.call('ZCARD', line) > 0 then
   hint(events, 'held ' .. text_of(lock.now) .. ' ' .. text_of(lock.ttl + lock.delay))
 end

@@ -14,7 +14,6 @@ local lock = open_lock(meta, context)
 if lock.holder ~= holder then
   return 0
 end
-redis.call('HSET', meta, 'holder', '', 'free', text_of(lock.now))
-close_thing(lock)
+close_thing(lock, 'holder', '', 'free', text_of(lock.now))
 hint(events, 'free')
 return 1

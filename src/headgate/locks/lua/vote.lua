@@ -20,9 +20,8 @@ local fence = lock.holder == holder and tonumber(lock.fence) or next_number(lock
 fence = math.max(fence, floor)
 local changed = lock.holder ~= holder or fence ~= tonumber(lock.fence)
 lock.last = math.max(lock.last, fence)
-redis.call('HSET', meta, 'holder', holder, 'fence', text_of(fence), 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
+close_thing(lock, 'holder', holder, 'fence', text_of(fence), 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
   'label', label)
-close_thing(lock)
 redis.call('PEXPIRE', meta, text_of(ttl_ms + keep_ms))
 if changed then
   hint(events, 'taken')

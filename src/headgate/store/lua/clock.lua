@@ -61,8 +61,9 @@ local function next_number(thing)
   return thing.last
 end
 
-local function close_thing(thing)
+--- Write meta back; further fields and values go along in the same write.
+local function close_thing(thing, ...)
   redis.call('HSET', thing.meta, 'replid', thing.replid, 'was', thing.was, 'raw', text_of(thing.raw),
     'offset', text_of(thing.offset), 'last', text_of(thing.last), 'epoch', thing.epoch,
-    'hold', text_of(thing.hold), 'step', text_of(thing.step))
+    'hold', text_of(thing.hold), 'step', text_of(thing.step), ...)
 end
