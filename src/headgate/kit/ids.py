@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
-import uuid
 
 from ulid import ULID
 
@@ -17,6 +17,8 @@ MEMBER_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 _THING = re.compile(THING_PATTERN, re.ASCII)
 _CONFIG_KEY = re.compile(CONFIG_KEY_PATTERN, re.ASCII)
 _MEMBER = re.compile(MEMBER_PATTERN, re.ASCII)
+_UUID_FIXED = (0xF000 << 64) | (0xC000 << 48)  # where a UUID says its version and variant
+_UUID_VERSION_4 = (0x4000 << 64) | (0x8000 << 48)
 _INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -52,7 +54,10 @@ def new_ulid() -> str:
 
 def new_uuid() -> str:
     """Make an id that nobody can guess."""
-    return str(uuid.uuid4())
+    # As uuid.uuid4 does it, at half the cost: every status of the waiting room makes one.
+    number = int.from_bytes(os.urandom(16), "big") & ~_UUID_FIXED | _UUID_VERSION_4
+    text = f"{number:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def _matched(pattern: re.Pattern[str], value: str, field: str, rule: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Final, Protocol
 
 from headgate.kit import traces
@@ -49,7 +50,7 @@ class Store:
 
     def thing(self, part: str, namespace: str, name: str) -> Thing:
         """Name a thing; both names must have been checked."""
-        return Thing(self.prefix, part, namespace, name)
+        return _named(self.prefix, part, namespace, name)
 
     def deadline(self) -> float:
         """Give the loop time at which a call that starts now should give up."""
@@ -189,6 +190,9 @@ class Store:
                 return await (self.route.link(slot) if detour is None else self.route.node(detour))
         except TimeoutError as error:
             raise StoreUnavailable("The store cannot be reached.", retry_after=1) from error
+
+
+_named = lru_cache(maxsize=4096)(Thing)
 
 
 class _Send(Protocol):

@@ -161,9 +161,9 @@ class _Api:
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
 
-    async def entry(self, call: Call) -> Answer:
+    async def entry(self, call: Call) -> Entry:
         request: EntryRequest = call.body
-        entry = await self._room.entry(
+        return await self._room.entry(
             call.namespace,
             request.queue,
             request.nickname,
@@ -173,18 +173,16 @@ class _Api:
             idempotency_key=call.header("idempotency-key"),
             trusted=call.caller.may(Access.SERVICE),
         )
-        return Answer(entry, headers=NO_STORE)
 
-    async def status(self, call: Call) -> Answer:
+    async def status(self, call: Call) -> Status:
         query: PersonQuery = call.query
-        status = await self._room.status(
+        return await self._room.status(
             call.namespace,
             query.queue,
             query.user_id,
             place_token=_token(call),
             trusted=call.caller.may(Access.SERVICE),
         )
-        return Answer(status, headers=NO_STORE)
 
     async def leave(self, call: Call) -> None:
         query: PersonQuery = call.query
