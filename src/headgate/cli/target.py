@@ -8,7 +8,10 @@ from cyclopts import Parameter
 
 from headgate.cli import whereabouts
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
+from headgate.kit import logs
+from headgate.kit.logs import Level, LogSettings
 from headgate.kit.problems import HeadgateError
+from headgate.kit.settings import DEFAULT
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings
 
@@ -24,6 +27,8 @@ class NoTarget(HeadgateError):
 def target(url: str | None) -> Headgate:
     """Give the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`."""
     configuration = read_settings(client__url=("--url", url))
+    said = configuration.origin("log.level") != DEFAULT
+    logs.configure(configuration[LogSettings] if said else LogSettings(level=Level.WARNING), "cli")
     settings, prefix = configuration[ClientSettings], configuration[StoreSettings].prefix
     if settings.url:
         return Headgate(settings.url, token=settings.token or None, prefix=prefix)
