@@ -6,11 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import anyio
+import anyio.to_thread
 import pytest
+from valkey import Valkey
+from valkey.exceptions import ResponseError
 
 from headgate.store import Store, StoreSettings, Thing, open_store
 from tests.faults.load import SLACK_SECONDS, Load, Outcome
-from tests.topology import FaultyProxy, Standalone
+from tests.topology import FaultyProxy, Node, Standalone
 
 pytestmark = pytest.mark.topology("standalone")
 DEADLINE = 2.0
@@ -124,3 +127,34 @@ async def test_connections_cut_at_random_lose_no_answer_and_double_none(proxy: F
     # What may be repeated was; only what may not is unknown.
     assert all(call.outcome is Outcome.OK for call in load.history if call.repeatable)
     await load.check(kept=True)
+
+
+async def test_a_server_with_no_room_for_connections_is_away_and_comes_back(server: Standalone, prefix: str) -> None:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with Load(store, things(store)) as load:
+            server.node.command("CONFIG", "SET", "maxclients", 1)
+            server.node.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            full = time.monotonic()
+            await anyio.sleep(1)
+            assert load.outcomes(since=full)[Outcome.OK] == 0
+            server.node.command("CONFIG", "SET", "maxclients", 1000)
+            assert await load.resumed(time.monotonic(), 2) < 2
+        await load.check(kept=True)
+
+
+async def test_somebody_elses_endless_script_is_waited_for(server: Standalone, prefix: str) -> None:
+    """The server says BUSY and runs nothing; our callers repeat within their deadline."""
+    server.node.command("CONFIG", "SET", "busy-reply-threshold", 50)
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with Load(store, things(store)) as load, anyio.create_task_group() as group:
+            group.start_soon(anyio.to_thread.run_sync, _run_endless_script, server.node)
+            await anyio.sleep(1)
+            server.node.command("SCRIPT", "KILL")
+            await load.resumed(time.monotonic(), 2)
+        assert load.outcomes() == {Outcome.OK: len(load.history)}
+        await load.check(kept=True)
+
+
+def _run_endless_script(node: Node) -> None:
+    with Valkey(**node.admin_options()) as client, pytest.raises(ResponseError, match="killed"):
+        client.eval("while true do end", 0)

@@ -136,7 +136,8 @@ async def test_a_wrong_or_missing_password_is_a_refusal(
     kind = Redis if server.kind == "redis" else Standalone
     locked = fresh_server(kind(password="secret"))
     await works(locked.url, prefix)
-    for url in (locked.url.replace("secret", "guess"), locked.url.replace(":secret@", "")):
+    open_door = server.url.replace("://", "://:guess@")  # a password where none is set
+    for url in (locked.url.replace("secret", "guess"), locked.url.replace(":secret@", ""), open_door):
         problem = await refusal(url, prefix, wait_seconds=3)
         assert isinstance(problem, StoreRefused)
         assert "guess" not in str(problem)

@@ -32,6 +32,8 @@ def as_problem(error: ServerError) -> HeadgateError:
     bare = BY_CODE.get(error.words.lower()) if error.code == "ERR" else None
     if bare is not None:
         return bare()
+    if error.code == "ERR" and error.words.startswith("AUTH"):
+        return StoreRefused("The store's URL gives a password, but none is set there; leave it out or set one there.")
     if error.code in DENIED:
         return StoreRefused(f"The store refuses our user or one of its rights: {error}. Run 'headgate doctor --acl'.")
     if error.code in FULL:

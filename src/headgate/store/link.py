@@ -116,6 +116,10 @@ class Link(asyncio.Protocol):
                 except BaseException:
                     link.close()
                     raise
+        except ServerError as error:
+            if "max number of clients" in error.words:
+                raise LinkLost(f"{endpoint} takes no more connections", sent=False) from error
+            raise
         except TimeoutError as error:
             raise LinkLost(f"{endpoint} did not answer within {CONNECT_SECONDS:.0f} s", sent=False) from error
         except OSError as error:
