@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import httpx2
 import pytest
@@ -95,7 +96,7 @@ async def test_paused_relay_does_not_send_late(three: list[RelayProcess]) -> Non
         await fleet.put(upstream)
         tasks = [asyncio.ensure_future(fleet.get(number)) for number in range(60)]
         for victim, arrivals in ((1, 5), (2, 14)):
-            await eventually(lambda wanted=arrivals: upstream.count >= wanted, 30)
+            await eventually(partial(upstream.seen, arrivals), 30)
             three[victim].signal_all(signal.SIGSTOP)
             # Longer than the lease (2 + 2 + 0.5): its permits are given to others meanwhile.
             await asyncio.sleep(5.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import anyio.to_thread
@@ -48,7 +49,7 @@ async def test_flush_while_a_window_is_full(fresh_server: Fresh, prefix: str) ->
         upstream = strict(1)
         tasks = await flood(relays, upstream, 25)
         for arrivals in (3, 8):
-            await eventually(lambda wanted=arrivals: len(upstream.arrivals.get("u1", ())) >= wanted)
+            await eventually(partial(upstream.seen, arrivals))
             server.primaries()[0].command("FLUSHALL")
         await served(upstream, tasks)
 
@@ -87,10 +88,10 @@ async def test_failover_to_a_replica_that_missed_the_last_writes(prefix: str) ->
         async with FaultyProxy(primary.port) as between, FaultyProxy(primary.port) as front:
             replica = Server("replica", {"replicaof": f"127.0.0.1 {between.port}"})
             await anyio.to_thread.run_sync(replica.start)
-            await eventually(lambda: replica is not None and synced(replica, primary), 15)
+            await eventually(partial(synced, replica, primary), 15)
             async with nodes(front.url, prefix, 3) as relays:
                 await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
-                await eventually(lambda: replica is not None and synced(replica, primary), 15)
+                await eventually(partial(synced, replica, primary), 15)
                 between.blackhole()  # from here on, the replica knows nothing of what is granted
                 upstream = strict(4)
                 tasks = await flood(relays, upstream, 20)

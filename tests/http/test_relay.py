@@ -295,13 +295,14 @@ async def test_policy_is_validated_versioned_and_listed(client: httpx2.AsyncClie
     assert again.json()["version"] == 2
     exists = await client.put(f"/api/admin/upstreams/{name}", json=body, headers={"If-None-Match": "*"})
     assert exists.status_code == 412
-    for wrong in (
+    mistakes: tuple[dict[str, object], ...] = (
         {"limits": []},
         {"limits": [{"kind": "bucket", "count": 1}]},
         {"limits": [{"count": 0, "seconds": 1}]},
         {"nonsense": 1},
         {"userPlans": {"u": "none"}},
-    ):
+    )
+    for wrong in mistakes:
         response = await client.put(f"/api/admin/upstreams/{name}", json=body | wrong)
         assert response.status_code == 422, wrong
     names = [each["name"] for each in (await client.get("/api/admin/upstreams")).json()["upstreams"]]

@@ -44,6 +44,10 @@ class Counting:
             self.refused += 1
         await asyncio.sleep(self._way())
 
+    def seen(self, count: int) -> bool:
+        """Tell whether so many have arrived."""
+        return sum(len(moments) for moments in self.arrivals.values()) >= count
+
     def largest(self, user: str, seconds: float) -> int:
         return largest_window(self.arrivals.get(user, ()), seconds)
 

@@ -61,6 +61,10 @@ class StrictUpstream:
         """Give the number of all arrivals."""
         return sum(len(moments) for moments in self.arrivals.values())
 
+    def seen(self, count: int) -> bool:
+        """Tell whether so many have arrived."""
+        return self.count >= count
+
     def largest(self, seconds: float) -> int:
         """Give the most arrivals of one user in any window of this length."""
         return max((largest_window(moments, seconds) for moments in self.arrivals.values()), default=0)
