@@ -107,7 +107,7 @@ class Audience:
             assert ear.transport is not None
             ear.transport.write(frame)
         async with asyncio.timeout(WAIT_SECONDS):
-            while self.heard < wanted:  # noqa: ASYNC110  # counted by thousands of protocols, which should do nothing else
+            while self.heard < wanted:  # counted by thousands of protocols, which should do nothing else
                 await asyncio.sleep(0.001)
         return speakers * (len(self.ears) - 1)
 
