@@ -163,6 +163,15 @@ async def test_an_address_that_guesses_tickets_is_slowed_down(store: Store) -> N
         assert int(refused.value.response.headers["Retry-After"]) >= 1
 
 
+async def test_who_holds_a_good_signed_ticket_is_not_slowed_down_by_guessers(store: Store) -> None:
+    async with open_world(store) as world, world.arena(handshake_failures=1) as arena:
+        ryan = await world.promoted("Ryan")
+        assert (await refusal(f"{arena.url}?ticketId=guess"))[0] == 403
+        assert (await refusal(f"{arena.url}?ticketId={ryan.ticket_id}"))[0] == 429
+        async with visiting(arena.url, str(ryan.ticket)):
+            assert len(arena.arena.hall) == 1
+
+
 async def test_behind_a_trusted_proxy_each_client_is_counted_alone(store: Store) -> None:
     async with open_world(store) as world, world.arena(handshake_failures=1, trusted_proxies=["127.0.0.0/8"]) as arena:
         for number, status in ((1, 403), (1, 429), (2, 403)):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Annotated
 
+import msgspec
 import structlog
 from cyclopts import Parameter
 
@@ -14,14 +16,23 @@ from headgate.arena import Arena, ArenaSettings
 from headgate.arena.door import TicketCheck
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
+from headgate.cli.presence import announce, live_settings, process_record
 from headgate.cli.serve import Leash, begin, listen_operations, store_trouble
 from headgate.cli.settings import ClientSettings, read_settings
+from headgate.config.dynamic import DEFINITIONS
+from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
+from headgate.config.settings import ConfigSettings
+from headgate.config.values import Config
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit import traces
-from headgate.kit.life import Life
+from headgate.kit.life import Job, Life, run_jobs
+from headgate.kit.logs import LogSettings
 from headgate.kit.operations import Ready
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
+from headgate.registry.health import prober_for
+from headgate.registry.instances import Registry
+from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
 from headgate.sdk.seats import Offer
 from headgate.store import Store, StoreSettings
@@ -95,7 +106,13 @@ async def arena(
 
         if demo:
             await _make_queue(hg, settings)
-        await life.run(_serve(game, hg, configuration, life, why_not))
+        jobs = _jobs(backend, configuration) if isinstance(backend, Store) else []
+        beside = asyncio.ensure_future(run_jobs(jobs, life.quiet))
+        try:
+            await life.run(_serve(game, hg, configuration, life, why_not))
+        finally:
+            beside.cancel()
+            await asyncio.wait((beside,))
     traces.close()
     return 0
 
@@ -133,6 +150,18 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
                 await life.quiet.wait()
                 await game.drain()
     log.info("arena stopped")
+
+
+def _jobs(store: Store, configuration: Configuration) -> list[Job]:
+    """Give what every process of ours does beside its work; through a gateway an arena is a guest and does none of it."""
+    settings = configuration[ArenaSettings]
+    record = msgspec.structs.replace(process_record("arena", settings.host, settings.port), protocol="tcp")
+    registry = Registry(store, configuration[RegistrySettings])
+    config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
+    return [
+        Job("presence", partial(announce, registry, prober_for(store, registry.settings), record)),
+        Job("live settings", live_settings(config, usual=configuration[LogSettings].level).run),
+    ]
 
 
 async def _make_queue(hg: Headgate, settings: ArenaSettings) -> None:
