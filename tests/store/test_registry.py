@@ -13,7 +13,10 @@ from headgate.registry.filters import parse_filters
 from headgate.registry.instances import Registry
 from headgate.registry.model import (
     Beat,
+    Check,
+    CheckKind,
     Evicted,
+    Instance,
     OverrideChange,
     Record,
     Registered,
@@ -383,3 +386,23 @@ async def test_heartbeats_know_the_service_from_the_id_alone(store: Store, regis
     assert await Registry(store).locate(NS, "a") == ("game", "kr-1")
     with pytest.raises(UnknownInstance):
         await registry.locate("other", "a")
+
+
+async def test_what_is_written_straight_from_the_store_is_what_the_structs_say(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    check = Check(kind=CheckKind.TCP, port=80)
+    await add(registry, "a", metadata={"k": [1, None]}, metrics={"x": 1.5}, system_info={"cpu": 2}, port=7, check=check)
+    await add(registry, "b", healthy=False, ephemeral=False)
+    await add(registry, "c", ttl_seconds=2)
+    await registry.override(NS, "game", "kr-1", "a", OverrideChange(weight=3, drain=True))
+    await sweeper.sweep(game)
+    for advance in (0, 3000, 60_000):
+        store.advance_clock(advance)
+        for _ in range(2):  # the second time from what is known
+            look = await registry.look(game)
+            assert msgspec.json.decode(look.body, type=list[Instance]) == look.instances
+        await beat(registry, "a", metrics={"x": advance})
+        look = await registry.look(game)
+        assert look.instances[0].metrics == {"x": advance}
+        assert look.instances == (await Registry(store).look(game)).instances

@@ -41,7 +41,6 @@ async def follow(config: Config, namespace: str, after: int | None) -> AsyncGene
     try:
         async with aclosing(config.feed.watch(config.space(namespace), after)) as notices:
             async for notice in notices:
-                metrics.WATCH_LAG.set(config.feed.silent_seconds)
                 if isinstance(notice, Change):
                     update = _read(notice)
                     if missed is None:
@@ -49,6 +48,7 @@ async def follow(config: Config, namespace: str, after: int | None) -> AsyncGene
                     else:
                         missed.append(update)
                     continue
+                metrics.WATCH_LAG.set(config.feed.silent_seconds)
                 if missed is not None:
                     for update in latest(missed):
                         yield update

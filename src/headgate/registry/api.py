@@ -30,7 +30,9 @@ from headgate.registry.model import (
     UnknownInstance,
 )
 from headgate.registry.prometheus import TargetGroup, exposition, target_groups
+from headgate.registry.views import Look
 from headgate.registry.watch import read_cursor, read_revision, watch_service, watch_type, write_cursor
+from headgate.store import Thing
 
 TAG: Final = "registry"
 MOST_BODY: Final = 131_072
@@ -216,18 +218,37 @@ class _Api:
 
     async def heartbeats(self, call: Call) -> BatchAnswer:
         body: BatchRequest = call.body
-        results = await asyncio.gather(
-            *(self._renew(call.namespace, beat.instance_id, beat) for beat in body.heartbeats), return_exceptions=True
-        )
+        outcomes: list[Renewed | int | BaseException] = [UnknownInstance()] * len(body.heartbeats)
+        single: list[int] = []
+        by_service: dict[Thing, list[int]] = {}
+        for index, beat in enumerate(body.heartbeats):
+            if beat.record is None and beat.type is not None and beat.group is not None:
+                by_service.setdefault(self._registry.service(call.namespace, beat.type, beat.group), []).append(index)
+            else:
+                single.append(index)
+
+        async def many(thing: Thing, indexes: list[int]) -> None:
+            beats = [_beat(body.heartbeats[index].instance_id, body.heartbeats[index]) for index in indexes]
+            for index, outcome in zip(indexes, await self._registry.beat_many(thing, beats), strict=True):
+                outcomes[index] = outcome
+
+        async def one(index: int) -> None:
+            beat = body.heartbeats[index]
+            try:
+                outcomes[index] = await self._renew(call.namespace, beat.instance_id, beat)
+            except (UnknownInstance, Evicted, Superseded) as error:
+                outcomes[index] = error
+
+        await asyncio.gather(*(many(*each) for each in by_service.items()), *(one(index) for index in single))
         unknown, superseded = [], []
-        for beat, result in zip(body.heartbeats, results, strict=True):
-            if isinstance(result, UnknownInstance | Evicted):
+        for beat, outcome in zip(body.heartbeats, outcomes, strict=True):
+            if isinstance(outcome, UnknownInstance | Evicted):
                 unknown.append(beat.instance_id)
-            elif isinstance(result, Superseded):
+            elif isinstance(outcome, Superseded):
                 superseded.append(beat.instance_id)
-            elif isinstance(result, BaseException):
-                raise result
-        return BatchAnswer(len(results) - len(unknown) - len(superseded), unknown, superseded)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return BatchAnswer(len(outcomes) - len(unknown) - len(superseded), unknown, superseded)
 
     async def discover(self, call: Call) -> Answer | Listing:
         query: DiscoverQuery = call.query
@@ -242,6 +263,8 @@ class _Api:
         etag = f'"{tag if len(tag) < 200 else _digest(tag)}"'
         if not query.check and call.header("if-none-match") == etag:
             return Answer(status=304, headers={"ETag": etag})
+        if query.group is not None and not query.check:
+            return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "no-cache"})
         instances = [instance for look in looks.values() for instance in look.instances]
         if query.check:
             instances = await call.attend(self._prober.choose(instances))
@@ -310,15 +333,10 @@ class _Api:
                 raise InvalidRequest("The record is another instance's.", field="record.instanceId")
             made = await self._registry.renew(namespace, record, beat.registration)
             return Renewed(instance_id, made.registration)
-        if beat.metrics is not None and beat.performance is not None and beat.metrics != beat.performance:
-            raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
         type_, group = beat.type, beat.group
         if type_ is None or group is None:
             type_, group = await self._registry.locate(namespace, instance_id)
-        figures = beat.metrics if beat.metrics is not None else beat.performance
-        registration = await self._registry.heartbeat(
-            namespace, type_, group, Beat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
-        )
+        registration = await self._registry.heartbeat(namespace, type_, group, _beat(instance_id, beat))
         return Renewed(instance_id, registration)
 
     async def _place(self, call: Call) -> tuple[str, str]:
@@ -326,6 +344,20 @@ class _Api:
         if query.type is not None and query.group is not None:
             return query.type, query.group
         return await self._registry.locate(call.namespace, call.path["instanceId"])
+
+
+def _beat(instance_id: str, beat: Heartbeat) -> Beat:
+    if beat.metrics is not None and beat.performance is not None and beat.metrics != beat.performance:
+        raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
+    figures = beat.metrics if beat.metrics is not None else beat.performance
+    return Beat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
+
+
+def _body(look: Look) -> bytes:
+    """Write a listing of one group, as `Listing` would be, from what is written already."""
+    return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"cursor":null}' % (
+        look.body, look.revision, look.epoch.encode(),
+    )  # fmt: skip
 
 
 def _digest(text: str) -> str:

@@ -28,8 +28,9 @@ from headgate.registry.model import (
     check_json,
 )  # fmt: skip
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import Look, kept, read_look
-from headgate.store import Arg, Batch, Index, Store, Thing, script
+from headgate.registry.views import NOTHING, Known, Look, kept, read_look
+from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
+from headgate.store.errors import as_problem
 from headgate.store.feed import Feed, Snapshot
 
 REGISTER = script(__package__, "register")
@@ -43,6 +44,10 @@ NOTE_SECONDS: Final = 20.0
 SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
+KNOWN_SERVICES: Final = 256
+BEATS_AT_ONCE: Final = 250
+
+LookKey = tuple[Thing, bool | None, tuple[Filter, ...]]
 
 
 class Registry:
@@ -58,6 +63,9 @@ class Registry:
         beat_shared = (self.settings.lease_ms, self.settings.history)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
         self._noted: dict[Thing, float] = {}
+        self._known: dict[Thing, Known] = {}
+        self._looks: dict[LookKey, asyncio.Task[Look]] = {}
+        self._looking: dict[LookKey, asyncio.Task[Look]] = {}
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
         """Name a service; both names are checked."""
@@ -77,23 +85,29 @@ class Registry:
 
     async def beat(self, thing: Thing, beat: Beat) -> int:
         """Renew a lease in a service; concurrent beats share one call."""
-        member_id(beat.instance_id, "instanceId")
         if monotonic() - self._noted.get(thing, -NOTE_SECONDS) >= NOTE_SECONDS:
             await self._note(thing)
         try:
-            reply = await self._beats.call(
-                thing,
-                beat.instance_id,
-                "" if beat.registration is None else beat.registration,
-                _json(beat.metrics, "metrics"),
-                _json(beat.metadata, "metadata"),
-                "" if beat.healthy is None else int(beat.healthy),
-            )
+            reply = await self._beats.call(thing, *_item(beat))
         except HeadgateError as error:
             metrics.HEARTBEATS.labels(error.code).inc()
             raise
         metrics.HEARTBEATS.labels("ok").inc()
         return int(cast("bytes", reply))
+
+    async def beat_many(self, thing: Thing, beats: Sequence[Beat]) -> list[int | HeadgateError]:
+        """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
+        if monotonic() - self._noted.get(thing, -NOTE_SECONDS) >= NOTE_SECONDS:
+            await self._note(thing)
+        outcomes: list[int | HeadgateError] = []
+        for first in range(0, len(beats), BEATS_AT_ONCE):
+            items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
+            reply = await self.store.run(HEARTBEAT, thing, self.settings.lease_ms, self.settings.history, *items)
+            for each in cast("list[bytes | ServerError]", reply):
+                outcome = as_problem(each) if isinstance(each, ServerError) else int(each)
+                metrics.HEARTBEATS.labels("ok" if isinstance(outcome, int) else outcome.code).inc()
+                outcomes.append(outcome)
+        return outcomes
 
     async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
         """Find the type and group of an instance that is known by its id alone."""
@@ -161,19 +175,62 @@ class Registry:
             raise NotFound(f"There is no service {type}/{group}.")
 
     async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
-        """See a service at one moment, in one round trip."""
+        """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
+        key = (thing, healthy, tuple(filters))
+        waiting = self._looks.get(key)
+        if waiting is None:
+            waiting = self._looks[key] = self.store.errands.start(self._next_look(key))
+        return await asyncio.shield(waiting)
+
+    async def _next_look(self, key: LookKey) -> Look:
+        """Wait for the look that is on its way, if any, and then take one for all who have come meanwhile."""
+        under_way = self._looking.get(key)
+        if under_way is not None:
+            await asyncio.wait([under_way])
+        else:
+            await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        self._looks.pop(key, None)
+        self._looking[key] = task
+        try:
+            return await self._look(*key)
+        finally:
+            if self._looking.get(key) is task:
+                del self._looking[key]
+
+    async def _look(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
         words: list[Arg] = [part for filter_ in filters for part in filter_.arguments()]
+        whole = healthy is None and not filters
+        known = self._known.get(thing, NOTHING) if whole else NOTHING
         choice = "" if healthy is None else int(healthy)
         settings = self.settings
         for _ in range(3):
             reply = await self.store.run(
-                DISCOVER, thing, settings.lease_ms, settings.protect_from, settings.protect_share, choice, *words
+                DISCOVER,
+                thing,
+                settings.lease_ms,
+                settings.protect_from,
+                settings.protect_share,
+                choice,
+                known.shape,
+                known.figures,
+                *words,
             )
-            look = read_look(reply)
+            look = read_look(reply, known)
             if look.state != "uncertain":
                 break
             await self.feed.settle(thing)
+        if whole and look.known is not known:
+            self._keep(thing, look.known)
         return look
+
+    def _keep(self, thing: Thing, known: Known) -> None:
+        """Remember what was read, of the services that were looked at last."""
+        self._known.pop(thing, None)
+        self._known[thing] = known
+        while len(self._known) > KNOWN_SERVICES:
+            del self._known[next(iter(self._known))]
 
     async def discover(
         self,
@@ -286,6 +343,17 @@ class Registry:
     async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
         look = await self.look(thing)
         return Snapshot(look.instances, look.revision, look.epoch)
+
+
+def _item(beat: Beat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
+    """Write a beat as the script takes it."""
+    return (
+        member_id(beat.instance_id, "instanceId"),
+        "" if beat.registration is None else beat.registration,
+        _json(beat.metrics, "metrics"),
+        _json(beat.metadata, "metadata"),
+        "" if beat.healthy is None else int(beat.healthy),
+    )
 
 
 def _json(value: Json | None, field: str) -> Arg:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from typing import cast
 
 import msgspec
@@ -65,16 +68,120 @@ _views = msgspec.json.Decoder(_View)
 _removals = msgspec.json.Decoder(_Removal)
 
 
-class Look(msgspec.Struct, frozen=True):
+class Shape:
+    """What of an instance changes only with its registration, an override or its health."""
+
+    __slots__ = (
+        "check",
+        "ephemeral",
+        "metadata",
+        "override",
+        "prefix",
+        "record",
+        "registration",
+        "sound",
+        "state",
+        "ttl_ms",
+    )
+
+    def __init__(self, record: Kept, metadata: Json, state: str, override: str, check: Check | None) -> None:
+        self.record, self.metadata, self.state, self.override, self.check = record, metadata, state, override, check
+        registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
+        self.registration, self.ttl_ms, self.ephemeral = int(registration), int(ttl_ms), ephemeral == "1"
+        self.sound = reported == "1" and checked == "1" and lapsed == "0"
+        self.prefix: bytes | None = None
+
+    def instance(self, metrics: Json, deadline: float, *, late: bool, held: bool) -> Instance:
+        """Put the instance together as it is now."""
+        record = self.record
+        decided = None
+        enabled, weight, draining = record.enabled, record.weight, False
+        if self.override != NO_OVERRIDE:
+            decided = read_override(self.override)
+            enabled = record.enabled if decided.enabled is None else decided.enabled
+            weight = record.weight if decided.weight is None else decided.weight
+            draining = bool(decided.drain)
+        return Instance(
+            record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
+            record.port, record.protocol, weight, enabled, self.ephemeral, self.sound and (not late or held),
+            draining, late and held and bool(deadline), record.system_info, self.metadata, metrics, metrics,
+            iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000, self.registration, self.check, decided,
+        )  # fmt: skip
+
+    def written(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
+        """Write the instance as JSON without building it; what does not change is written once."""
+        prefix = self.prefix
+        if prefix is None:
+            whole = msgspec.to_builtins(self.instance({}, 0, late=False, held=False))
+            for name in ("healthy", "suspect", "metrics", "performance", "lastHeartbeat"):
+                del whole[name]
+            prefix = self.prefix = msgspec.json.encode(whole)[:-1]
+        healthy = b"true" if self.sound and (not late or held) else b"false"
+        suspect = b"true" if late and held and deadline else b"false"
+        beat = _beat_text(deadline - self.ttl_ms) if deadline else b""
+        return b'%b,"healthy":%b,"suspect":%b,"metrics":%b,"performance":%b,"lastHeartbeat":"%b"}' % (
+            prefix, healthy, suspect, metrics, metrics, beat,
+        )  # fmt: skip
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What a process has read of a service, and the marks by which it sees whether that still holds."""
+
+    shape: bytes
+    figures: bytes
+    shapes: dict[bytes, Shape]
+    metrics: dict[bytes, bytes]
+
+
+NOTHING = Known(b"", b"", {}, {})
+
+
+class Look:
     """A service at one moment, as one script call saw it."""
 
-    state: str
-    epoch: str
-    revision: int
-    now_ms: float
-    overdue: int
-    protection: Protection
-    instances: list[Instance]
+    def __init__(
+        self,
+        state: str,
+        epoch: str,
+        revision: int,
+        now_ms: float,
+        held: bool,
+        overdue: int,
+        protection: Protection,
+        known: Known,
+        deadlines: dict[bytes, float],
+    ) -> None:
+        self.state, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
+        self.overdue, self.protection, self.known = overdue, protection, known
+        self._held = held
+        self._deadlines = deadlines
+
+    @cached_property
+    def instances(self) -> list[Instance]:
+        """Give all who are there."""
+        figures = self.known.metrics
+        return [
+            shape.instance(_objects.decode(figures.get(id_, b"{}")), deadline, late=late, held=self._held)
+            for id_, shape, deadline, late in self._present()
+        ]
+
+    @cached_property
+    def body(self) -> bytes:
+        """Write them as a JSON list; callers who looked together share it."""
+        figures = self.known.metrics
+        written = [
+            shape.written(figures.get(id_, b"{}"), deadline, late=late, held=self._held)
+            for id_, shape, deadline, late in self._present()
+        ]
+        return b"[" + b",".join(written) + b"]"
+
+    def _present(self) -> Iterator[tuple[bytes, Shape, float, bool]]:
+        now, held, deadlines = self.now_ms, self._held, self._deadlines
+        for id_, shape in self.known.shapes.items():
+            deadline = deadlines.get(id_, 0.0)
+            late = deadline <= now
+            if not late or held or not shape.ephemeral:
+                yield id_, shape, deadline, late
 
     def listing(self) -> Listing:
         """Give it as the answer to a discovery."""
@@ -92,40 +199,41 @@ def kept(record: Record) -> bytes:
     )  # fmt: skip
 
 
-def read_look(reply: Reply) -> Look:
-    """Read what discover.lua gives."""
+def read_look(reply: Reply, known: Known = NOTHING) -> Look:
+    """Read what discover.lua gives; what it left out is as known."""
     parts = cast("list[Reply]", reply)
     state, epoch, revision, now = (cast("bytes", part) for part in parts[:4])
-    held, overdue, mode, protected_until = cast("tuple[int, int, bytes, bytes]", parts[4:8])
-    deadlines, records, metadata, metrics, states, overrides, checks = (
-        _by_id(cast("list[bytes]", flat)) for flat in parts[8:]
+    held, overdue, mode, protected_until, shape, figures = cast(
+        "tuple[int, int, bytes, bytes, bytes, bytes]", parts[4:10]
     )
-    now_ms = float(now)
-    instances = []
-    for id_, words in states.items():
-        deadline = float(deadlines.get(id_, 0))
-        late = deadline <= now_ms
-        if late and not held and words.split(b" ", 3)[2] == b"1":
-            continue
-        instances.append(
-            build(
+    deadlines, metrics, records, metadata, states, overrides, checks = (
+        _by_id(cast("list[bytes]", flat)) for flat in parts[10:]
+    )
+    if shape and shape == known.shape:
+        seen = known if figures == known.figures else Known(shape, figures, known.shapes, metrics)
+    else:
+        shapes = {
+            id_: Shape(
                 _records.decode(records[id_]),
                 _objects.decode(metadata[id_]),
-                _objects.decode(metrics[id_]) if id_ in metrics else {},
                 words.decode(),
                 overrides[id_].decode() if id_ in overrides else NO_OVERRIDE,
                 _checks.decode(checks[id_]) if id_ in checks else None,
-                deadline,
-                late=late,
-                held=bool(held),
             )
-        )
+            for id_, words in states.items()
+        }
+        seen = Known(shape, figures, shapes, metrics)
     until = float(protected_until)
     protection = Protection(
-        mode.decode(), active=bool(until) or (bool(held) and overdue > 0), until=iso(until) if until else None,
+        mode.decode(),
+        active=bool(until) or (bool(held) and overdue > 0),
+        until=iso(until) if until else None,
         suspects=overdue if held else 0,
-    )  # fmt: skip
-    return Look(state.decode(), epoch.decode(), int(revision), now_ms, overdue, protection, instances)
+    )
+    scores = {id_: float(score) for id_, score in deadlines.items()}
+    return Look(
+        state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen, scores
+    )
 
 
 def read_put(change: Change) -> Instance:
@@ -140,40 +248,18 @@ def read_removal(change: Change) -> tuple[str, Instance]:
 
 
 def _from_view(view: _View) -> Instance:
-    return build(
-        view.record, view.metadata, view.metrics, view.state, view.override, view.check, view.deadline,
-        late=False, held=False,
-    )  # fmt: skip
+    shape = Shape(view.record, view.metadata, view.state, view.override, view.check)
+    return shape.instance(view.metrics, view.deadline, late=False, held=False)
 
 
-def build(
-    record: Kept,
-    metadata: Json,
-    metrics: Json,
-    state: str,
-    override: str,
-    check: Check | None,
-    deadline: float,
-    *,
-    late: bool,
-    held: bool,
-) -> Instance:
-    """Put an instance together: its record, under the operator's override, with its health."""
-    registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
-    decided = None
-    enabled, weight, draining = record.enabled, record.weight, False
-    if override != NO_OVERRIDE:
-        decided = read_override(override)
-        enabled = record.enabled if decided.enabled is None else decided.enabled
-        weight = record.weight if decided.weight is None else decided.weight
-        draining = bool(decided.drain)
-    return Instance(
-        record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
-        record.port, record.protocol, weight, enabled, ephemeral == "1",
-        reported == "1" and checked == "1" and lapsed == "0" and (not late or held),
-        draining, late and held and lapsed == "0", record.system_info, metadata, metrics, metrics,
-        iso(deadline - int(ttl_ms)) if deadline else "", int(ttl_ms) / 1000, int(registration), check, decided,
-    )  # fmt: skip
+@lru_cache(maxsize=4096)
+def _second_text(second: int) -> bytes:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+
+
+def _beat_text(ms: float) -> bytes:
+    second, rest = divmod(int(ms), 1000)
+    return b"%b.%03dZ" % (_second_text(second), rest)
 
 
 def read_override(words: str) -> Override:

@@ -59,10 +59,10 @@ async def watch_service(registry: Registry, thing: Thing, after: int | None) -> 
     try:
         async with aclosing(registry.feed.watch(thing, after)) as notices:
             async for notice in notices:
-                metrics.WATCH_LAG.set(registry.feed.silent_seconds)
                 if isinstance(notice, Change):
                     yield _rendered(notice, group)
                 else:
+                    metrics.WATCH_LAG.set(registry.feed.silent_seconds)
                     yield _render(notice, group, str(notice.revision))
     finally:
         metrics.WATCHERS.dec()

@@ -20,7 +20,7 @@ local service = {
 }
 
 local thing = open_service(meta, context, lease_ms)
-local replies = {}
+local replies, new_figures = {}, false
 for i = 4, #ARGV, 5 do
   local id, registration, figures, labels, healthy = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local state = read_state(redis.call('HGET', states, id))
@@ -32,6 +32,7 @@ for i = 4, #ARGV, 5 do
     redis.call('ZADD', deadlines, text_of(thing.now + state.ttl), id)
     if figures ~= '' then
       redis.call('HSET', metrics, id, figures)
+      new_figures = true
     end
     local new_labels = labels ~= '' and redis.call('HGET', metadata, id) ~= labels
     if new_labels then
@@ -47,6 +48,9 @@ for i = 4, #ARGV, 5 do
     end
     replies[#replies + 1] = state.registration
   end
+end
+if new_figures then
+  redis.call('HSET', meta, 'figures', text_of(next_number(thing)))
 end
 if thing.state ~= 'new' then
   close_feed(thing, changes)

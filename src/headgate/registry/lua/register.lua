@@ -60,6 +60,9 @@ write_state(service, id, {
 redis.call('ZADD', deadlines, text_of(thing.now + ttl_ms), id)
 redis.call('HSET', metrics, id, figures)
 redis.call('ZREM', memory, id)
+-- Readers who keep what they know learn from these that it has changed.
+local mark = text_of(next_number(thing))
+redis.call('HSET', meta, 'figures', mark, 'shape', mark)
 if not same then
   redis.call('HSET', records, id, record)
   redis.call('HSET', metadata, id, labels)

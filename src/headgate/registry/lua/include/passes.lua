@@ -63,9 +63,10 @@ local function passing(lists, now, kept, healthy, filters, first)
   for i, list in ipairs(lists) do
     tables[i], chosen[i] = by_id(list), {}
   end
-  for id, words in pairs(tables[5]) do
-    local state, deadline = read_state(words), tables[1][id]
-    local own = own_fields(tables[2][id], state, read_override(tables[6][id]), deadline, now, kept)
+  local deadlines, metrics, records, metadata, states, overrides = unpack(tables)
+  for id, words in pairs(states) do
+    local state, deadline = read_state(words), deadlines[id]
+    local own = own_fields(records[id], state, read_override(overrides[id]), deadline, now, kept)
     local parts = {own = own}
     local pass = kept or state.ephemeral == '0' or tonumber(deadline or 0) > now
     if healthy ~= '' then
@@ -75,7 +76,7 @@ local function passing(lists, now, kept, healthy, filters, first)
       local part, key = filters[i], filters[i + 1]
       if pass and not parts[part] then
         parts[part] = part == 'systemInfo' and own.systemInfo
-          or cjson.decode(tables[part == 'metadata' and 3 or 4][id] or '{}')
+          or cjson.decode((part == 'metadata' and metadata or metrics)[id] or '{}')
       end
       pass = pass and passes(parts[part][key], filters[i + 2], filters[i + 3], filters[i + 4])
     end
