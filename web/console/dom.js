@@ -22,9 +22,9 @@ export function fill(element, ...children) {
 export function table(columns, rows, empty) {
   if (!rows.length) return h('p', { class: 'empty' }, empty);
   const side = (column) => (column.number ? 'number' : null);
-  return h('div', { class: 'wide', tabindex: '0', role: 'region', 'aria-label': columns.map((column) => column.title).join(', ') },
+  return h('div', { class: 'wide', tabindex: '0', role: 'region', 'aria-label': columns.map((column) => column.title).filter(Boolean).join(', ') },
     h('table', {},
-      h('thead', {}, h('tr', {}, columns.map((column) => h('th', { scope: 'col', class: side(column) }, column.title)))),
+      h('thead', {}, h('tr', {}, columns.map((column) => (column.title ? h('th', { scope: 'col', class: side(column) }, column.title) : h('td'))))),
       h('tbody', {}, rows.map((row) => h('tr', {}, columns.map((column) => h('td', { class: side(column) }, column.value(row))))))));
 }
 

@@ -1,0 +1,139 @@
+"""The waiting page as visitors see it: they wait, refresh, lose the network, get their turn and land where they wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.conftest import Place
+
+
+@pytest.fixture
+async def queue(place: Place) -> AsyncIterator[str]:
+    name = f"q{secrets.token_hex(4)}"
+    yield name
+    async with place.admin() as admin:
+        await admin.delete(f"/api/admin/queues/{name}")
+
+
+async def configure(place: Place, queue: str, **policy: object) -> None:
+    async with place.admin() as admin:
+        body = {"paths": [f"/{queue}/**"], **policy}
+        answer = await admin.put(f"/api/admin/queues/{queue}", json=body)
+        assert answer.status_code in (200, 201), answer.text
+        async with asyncio.timeout(5):
+            check = {"path": f"/{queue}/x", "userId": "probe"}
+            while (await admin.get("/api/gate/check", params=check)).json().get("queue") != queue:
+                await asyncio.sleep(0.05)
+        await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
+
+
+async def in_line(page: Page, place: Place, queue: str) -> None:
+    await page.goto(f"{place.site}/{queue}/shoes?size=9#top")
+    await expect(page).to_have_url(re.compile("/wait/"))
+    await expect(page.locator("#rank")).not_to_be_empty()
+
+
+async def test_a_visitor_waits_refreshes_opens_a_second_tab_and_lands_on_the_page_they_asked_for(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    first, second = await browser.new_context(), await browser.new_context()
+    ahead, page = await first.new_page(), await second.new_page()
+    await in_line(ahead, place, queue)
+    await in_line(page, place, queue)
+    await expect(page.locator("#rank")).to_have_text("2")
+
+    await page.reload()
+    await expect(page.locator("#rank")).to_have_text("2")
+    tab = await second.new_page()
+    await in_line(tab, place, queue)
+    await expect(tab.locator("#rank")).to_have_text("2")
+
+    await configure(place, queue, capacity=1)
+    await expect(ahead).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=20_000)
+    await expect(page.locator("#rank")).to_have_text("1", timeout=20_000)
+    await configure(place, queue, capacity=2)
+    await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=20_000)
+    await expect(page.locator("body")).to_contain_text(f"page /{queue}/shoes?size=9")
+
+
+async def test_a_lost_network_is_told_and_survived(browser: Browser, place: Place, queue: str) -> None:
+    await configure(place, queue, capacity=0)
+    context = await browser.new_context()
+    page = await context.new_page()
+    await in_line(page, place, queue)
+    await context.set_offline(True)
+    await expect(page.locator("#connection")).to_contain_text("still in line", timeout=20_000)
+    await expect(page.locator("#rank")).to_have_text("1")
+    await context.set_offline(False)
+    await expect(page.locator("#connection")).to_be_empty(timeout=20_000)
+
+
+async def test_without_scripts_the_page_refreshes_itself_and_lets_the_visitor_in(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    context = await browser.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    await page.goto(f"{place.site}/{queue}/shoes")
+    await page.get_by_role("link", name="Check again").click()
+    answer = await page.reload()
+    assert answer is not None
+    assert "refresh" in answer.headers
+    await configure(place, queue, capacity=1)
+    await expect(page).to_have_url(f"{place.site}/{queue}/shoes", timeout=30_000)
+
+
+async def test_leaving_is_final_and_joining_again_is_offered(browser: Browser, place: Place, queue: str) -> None:
+    await configure(place, queue, capacity=0)
+    page = await browser.new_page()
+    await in_line(page, place, queue)
+    await page.get_by_role("link", name="Leave the line").click()
+    await expect(page.get_by_role("heading")).to_have_text("You are no longer in line")
+    await page.get_by_role("link", name="Join the line").click()
+    await expect(page.locator("#rank")).to_have_text("1")
+
+
+async def test_a_deleted_queue_sends_its_waiters_on(browser: Browser, place: Place, queue: str) -> None:
+    await configure(place, queue, capacity=0)
+    page = await browser.new_page()
+    await in_line(page, place, queue)
+    async with place.admin() as admin:
+        await admin.delete(f"/api/admin/queues/{queue}")
+    await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=40_000)
+
+
+async def test_the_operators_words_are_text_and_nothing_else(browser: Browser, place: Place, queue: str) -> None:
+    words = "<img src=x onerror=alert(1)> & </script><script>alert(2)</script>"
+    await configure(place, queue, capacity=0, message=words, theme={"color": "#b00040", "background": "#ffe9a8"})
+    page = await browser.new_page()
+    shown: list[str] = []
+    page.on("dialog", lambda dialog: shown.append(dialog.message))
+    await in_line(page, place, queue)
+    await expect(page.locator(".message")).to_have_text(words)
+    assert await page.locator("img").count() == 0
+    assert shown == []
+
+
+@pytest.mark.parametrize(("language", "scheme"), [("en", "light"), ("ko", "dark"), ("ar", "light")])
+async def test_axe_finds_nothing(browser: Browser, place: Place, queue: str, language: str, scheme: str) -> None:
+    await configure(place, queue, capacity=0, message="Doors open at noon.")
+    context = await browser.new_context(
+        viewport={"width": 320, "height": 640},
+        color_scheme="dark" if scheme == "dark" else "light",
+        bypass_csp=True,  # for axe itself, which is injected
+    )
+    page = await context.new_page()
+    await page.goto(f"{place.site}/wait/{queue}?lang={language}")
+    await expect(page.locator("#rank")).not_to_be_empty()
+    assert await page.locator("html").get_attribute("dir") == ("rtl" if language == "ar" else "ltr")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
