@@ -48,6 +48,7 @@ class Voter:
         self._settings = StoreSettings(url=url, prefix=prefix, volatile=True)
         self._longest_ttl = longest_ttl
         self._votes_from: dict[str, float] = {}
+        self._marked = False
         self._opened = asyncio.Event()
 
     async def keep(self) -> None:
@@ -119,22 +120,34 @@ class Voter:
         return "silent" if silent > 0 else "voting"
 
     async def _silent_for(self, store: Store, replication_id: str, deadline: float) -> float:
-        """Tell for how long this life of the server may not vote: one longest TTL from its start, unless it loses nothing."""
+        """Tell for how long this life of the server may not vote: one longest TTL from its start.
+
+        Unless it has forgotten nothing: it has the mark of a server that voted before, and loses no write. What takes
+        the place of a dead server has no mark.
+        """
         loop = asyncio.get_running_loop()
+        thing = self.thing("default", "health")
         votes_from = self._votes_from.get(replication_id)
         if votes_from is None:
-            thing = self.thing("default", "health")
             info = read_info(await store.read(thing, "INFO", "server", deadline=deadline))
-            info |= read_info(await store.read(thing, "INFO", "persistence", deadline=deadline))
             started = loop.time() - int(info.get("uptime_in_seconds", 0))
-            durable = info.get("aof_enabled") == "1" and await _syncs_always(store, thing, deadline)
-            votes_from = -inf if durable else started + self._longest_ttl
+            marked = await store.read(thing, "EXISTS", thing.key("voted"), deadline=deadline)
+            whole = marked == 1 and await _loses_nothing(store, thing, deadline)
+            votes_from = -inf if whole else started + self._longest_ttl
             self._votes_from = {replication_id: votes_from}
-        return votes_from - loop.time()
+            self._marked = marked == 1
+        silent = votes_from - loop.time()
+        if silent <= 0 and not self._marked:
+            await store.write(thing, "SET", thing.key("voted"), "1", deadline=deadline, again=True)
+            self._marked = True
+        return silent
 
 
-async def _syncs_always(store: Store, thing: Thing, deadline: float) -> bool:
+async def _loses_nothing(store: Store, thing: Thing, deadline: float) -> bool:
     """Tell whether every write is on disk before it is answered; where CONFIG is denied we cannot know."""
+    info = read_info(await store.read(thing, "INFO", "persistence", deadline=deadline))
+    if info.get("aof_enabled") != "1":
+        return False
     try:
         return await store.read(thing, "CONFIG", "GET", "appendfsync", deadline=deadline) == [b"appendfsync", b"always"]
     except StoreUnavailable:
