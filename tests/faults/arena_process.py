@@ -13,15 +13,16 @@ from tests.topology import HOST, free_port, reaper, wait_until
 
 
 class ArenaProcess:
-    """An arena on free ports."""
+    """An arena on free ports, on a store or (by an http address and a token) through a gateway."""
 
-    def __init__(self, store_url: str, prefix: str, **settings: object) -> None:
+    def __init__(self, url: str, prefix: str = "", *, token: str = "", **settings: object) -> None:
         self.port, self.ops_port = free_port(), free_port()
         self.directory = reaper().directory("arena")
         self.url = f"ws://{HOST}:{self.port}/gameserver"
-        self._command = [sys.executable, "-m", "headgate", "serve", "arena", "--store", store_url]
+        where = "--url" if url.startswith("http") else "--store"
+        self._command = [sys.executable, "-m", "headgate", "serve", "arena", where, url]
         self._command += ["--port", str(self.port), "--ops-port", str(self.ops_port)]
-        self._environment = {"HEADGATE_STORE_PREFIX": prefix}
+        self._environment = {"HEADGATE_TOKEN": token} if token else {"HEADGATE_STORE_PREFIX": prefix}
         self._environment |= {f"HEADGATE_ARENA_{name.upper()}": str(value) for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -41,7 +42,11 @@ class ArenaProcess:
     def __enter__(self) -> Self:
         with (self.directory / "log").open("ab") as output:
             self._process = reaper().spawn(self._command, output, self._environment)
-        wait_until(self._ready, 20, "the arena is ready")
+        try:
+            wait_until(self._ready, 60, "the arena is ready")
+        except AssertionError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
