@@ -211,7 +211,7 @@ def operations(store: Store) -> list[Operation]:
             name="limited_user",
         ),
         public("DELETE", "/sample/nothing", nothing),
-        public("GET", "/sample/store", ask_store),
+        replace(public("GET", "/sample/store", ask_store), answer=dict[str, bool]),
         replace(public("GET", "/sample/broken", broken), documented=False),
         replace(public("GET", "/sample/unencodable", unencodable), documented=False),
         replace(public("GET", "/sample/bare", bare), errors=(CupboardBare,), documented=False),

@@ -76,7 +76,7 @@ function drawAnswers(api, operation) {
     } else {
       const [kind, content] = Object.entries(answer.content ?? {})[0] ?? [];
       item.append(kind ?? 'nothing else');
-      if (content && resolve(api, content.schema).properties) item.append(drawFields(api, content.schema, { given: true }));
+      if (content?.schema && resolve(api, content.schema).properties) item.append(drawFields(api, content.schema, { given: true }));
     }
     list.append(item);
   }

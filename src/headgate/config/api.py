@@ -138,7 +138,7 @@ def operations(config: Config) -> list[Operation]:
         Operation(
             "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
             access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
-            errors=(UnknownVersion, VersionConflict), namespaced=True,
+            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True,
         ),
     ]  # fmt: skip
 

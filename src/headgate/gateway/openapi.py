@@ -11,7 +11,7 @@ import msgspec
 import headgate
 from headgate.gateway.answering import PROBLEM
 from headgate.gateway.reading import BodyTimeout, MediaUnsupported
-from headgate.kit.http import JSON, Access, ClientGone, Operation
+from headgate.kit.http import EVENTS, JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
 from headgate.kit.problems import (
     BY_CODE,
@@ -154,9 +154,18 @@ def _parameter(where: str, name: str, schema: Schema, text: str = "") -> Schema:
 
 def _success(operation: Operation, schema_of: dict[type[Any], Schema]) -> Schema:
     if operation.answer is None and operation.content_type == JSON:
-        return {"204": {"description": "Done."}}
-    schema = {"type": "string"} if operation.answer is None else schema_of[operation.answer]
-    return {str(operation.status): {"description": "Done.", "content": {operation.content_type: {"schema": schema}}}}
+        return {str(status): {"description": "Done."} for status in (204, *operation.other_statuses)}
+    content: Schema = {}
+    if operation.answer is not None:
+        content["schema"] = schema_of[operation.answer]
+    elif operation.content_type != EVENTS:
+        content["schema"] = {"type": "string"}
+    done = {"description": "Done.", "content": {operation.content_type: content}}
+    without = {"description": "Done; the answer has no body."}
+    return {
+        str(status): without if status in (204, 304) or 300 <= status < 400 else done
+        for status in (operation.status, *operation.other_statuses)
+    }
 
 
 def _failures(operation: Operation) -> Schema:

@@ -27,7 +27,7 @@ LIMITS: dict[str, Limit] = {
     "status": Limit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
     "stream": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
     "gate": Limit(per_second=500, burst=5000),
-    "unauthorized": Limit(per_second=1, burst=60),
+    "unauthorized": Limit(per_second=10, burst=1000),
 }
 
 

@@ -216,7 +216,8 @@ class Operation:
     """One route: what it takes, what it gives, who may call it and how it can fail.
 
     Path parameters are written `{name}`; a last one written `{name:path}` takes the rest with its slashes. `body` may be
-    `bytes` for a body of any kind. `status` is that of a plain answer; without `answer` it is 204 in the document.
+    `bytes` for a body of any kind. `status` is that of a plain answer; without `answer` it is 204 in the document, and
+    `other_statuses` are those that an `Answer` may have besides (201, 302, 304 and so on).
     `limit` names a class of the gateway's limits, counted per client address and, where `user` tells whose request it is,
     per user as well. `content_type` and `headers` (request headers of its own, with what they mean) are for the document:
     a `Stream` or an `Answer` says its own type.
@@ -235,6 +236,7 @@ class Operation:
     body_limit: int | None = None
     answer: type[Any] | None = None
     status: int = 200
+    other_statuses: tuple[int, ...] = ()
     content_type: str = JSON
     errors: tuple[type[HeadgateError], ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -65,7 +65,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route("GET", queue, api.show, "Show a queue", Access.READ, answer=QueueView, errors=(QueueUnknown,), name="show_queue"),
         route(
             "PUT", queue, api.configure, "Create or change a queue", Access.ADMIN, body=PolicyChange, answer=QueueView,
-            errors=(VersionConflict,), headers=IF_MATCH, name="configure_queue",
+            other_statuses=(201,), errors=(VersionConflict,), headers=IF_MATCH, name="configure_queue",
             description="Fields that are left out stay as they are. In force on every node at once.",
         ),
         route(
