@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from headgate.cli.local_store import local_store
+from headgate.cli.presence import announce, process_record
 from headgate.cli.serve import Leash, begin, listen_operations
 from headgate.cli.settings import read_settings
 from headgate.gateway.assembly import open_gateway
@@ -21,6 +22,9 @@ from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs, traces
 from headgate.kit.life import Life, run_jobs
 from headgate.kit.settings import Configuration
+from headgate.registry.health import prober_for
+from headgate.registry.instances import Registry
+from headgate.registry.settings import RegistrySettings
 from headgate.relay.api import operations
 from headgate.relay.model import Limit, Upstream
 from headgate.relay.relay import Relay, jobs
@@ -105,7 +109,12 @@ async def open_relay(
         quiet = asyncio.Event()
         group = await stack.enter_async_context(asyncio.TaskGroup())
         group.create_task(run_jobs(jobs(feature), quiet))
-        async with open_gateway(operations(feature), [feature.mount()], settings=edge, store=store) as application:
+        registry = Registry(store, configuration[RegistrySettings])
+        record = process_record("relay", edge.host, edge.port)
+        presence = partial(announce, registry, prober_for(store, registry.settings), record)
+        async with open_gateway(
+            operations(feature), [feature.mount()], [presence], settings=edge, store=store
+        ) as application:
             try:
                 yield application
             finally:
