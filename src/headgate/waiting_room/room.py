@@ -44,6 +44,7 @@ class WaitingRoom:
         settings = settings or WaitingRoomSettings()
         memory = Memory()
         self._keys: SigningKeys | None = SigningKeys.read(signing_keys) if signing_keys else None
+        self._fetching = asyncio.Lock()
         self.queues = Queues(store, memory)
         proofs = ProofKeys(settings.proof_secret, settings.proof_keys)
         self._line = Line(store, self.queues, self.signing_keys, proofs, memory.serving, self._wake)
@@ -180,9 +181,11 @@ class WaitingRoom:
     async def signing_keys(self) -> SigningKeys:
         """Give the keys of the settings, or those that all gateways of this store share."""
         if self._keys is None:
-            home = self._store.thing("keys", "default", "waiting-room")
-            text = cast("bytes", await self._store.run(SHARED_KEYS, home, SigningKeys.generate()))
-            self._keys = SigningKeys.read(text.decode())
+            async with self._fetching:
+                if self._keys is None:
+                    home = self._store.thing("keys", "default", "waiting-room")
+                    text = cast("bytes", await self._store.run(SHARED_KEYS, home, SigningKeys.generate()))
+                    self._keys = SigningKeys.read(text.decode())
         return self._keys
 
     async def public_keys(self) -> PublicKeys:
@@ -213,6 +216,7 @@ class WaitingRoom:
         reply = await self.queues.kept(thing, lambda: self._store.run(BOARD, thing, MARKS))
         epoch, *numbers = cast("list[bytes | int]", reply)
         generation, serving, waiting, rate, now, _, *marks = cast("list[int]", numbers)
+        self.queues.note(thing, generation, serving)
         at = datetime.fromtimestamp(now / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return Board(
             queue=thing.name,

@@ -2,7 +2,8 @@
 --- Show the line as everybody may see it, with marks along it so that each finds their own rank from their place.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)
 --- ARGV     1 context   2 marks (how many)
---- RETURNS  epoch, generation, serving, waiting, rate, now, how many of the marked were seen lately, then place, rank, …
+--- RETURNS  epoch, generation, serving, waiting, rate, now, how many of the marked were seen lately, then place,
+---          rank, …
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --@include queue
 --@include user

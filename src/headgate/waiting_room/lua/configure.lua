@@ -1,8 +1,8 @@
 #!lua
 --- Create a queue or change its policy, if nobody else changed it meanwhile; who did it and what changed is kept.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 audit (stream)   4 events (stream)
---- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json   5 generation (at least)
----          6 restoring   7.. field, value
+--- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json
+---          5 generation (at least)   6 restoring   7.. field, value
 --- RETURNS  the version now
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: the version it expected is gone after the first time

@@ -3,8 +3,8 @@
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 holds (zset)   5 seats (zset)   6 away (zset)
 ---          7 sessions (hash)   8 servers (hash)   9 leases (zset)   10 kept (zset)
 --- ARGV     1 context
---- RETURNS  json, version, generation, epoch, paused, draining, waiting, away, holds, sessions, kept, servers, capacity,
----          rate, serving, then name, total, …
+--- RETURNS  json, version, generation, epoch, paused, draining, waiting, away, holds, sessions, kept, servers,
+---          capacity, rate, serving, then name, total, …
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --@include placement
 local meta, policy, waiting, holds, seats, away = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -32,7 +32,8 @@ local reply = {
   redis.call('HLEN', sessions), redis.call('ZCARD', kept), #alive, capacity, math.floor(flow(queue) * 1000000),
   queue.serving,
 }
-for _, name in ipairs({ 'entered', 'admitted', 'issued', 'expired', 'abandoned', 'redeemed', 'finished', 'left', 'moved' }) do
+local totals = { 'entered', 'admitted', 'issued', 'expired', 'abandoned', 'redeemed', 'finished', 'left', 'moved' }
+for _, name in ipairs(totals) do
   reply[#reply + 1] = name
   reply[#reply + 1] = tonumber(redis.call('HGET', meta, name .. '_total') or 0)
 end

@@ -1,12 +1,14 @@
 #!lua
---- Renew servers' leases and take what they say of themselves. A report of sessions is the truth up to its as_of: what it
---- lacks has ended, what it has beyond what we know is inside. Until it reports, a server we do not know offers no seat.
+--- Renew servers' leases and take what they say of themselves. A report of sessions is the truth up to its as_of:
+--- what it lacks has ended, what it has beyond what we know is inside. Until it reports, a server we do not know
+--- offers no seat.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
 ---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
 ---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
---- ARGV     1 context   2 lease_ms   3.. server, capacity, most, address, as_of, reporting, report (ids, spaces between)
+--- ARGV     1 context   2 lease_ms
+---          3.. server, capacity, most, address, as_of, reporting, report (ids, spaces between)
 --- RETURNS  for each server: drain, report wanted, its latest seq, wake
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --- AGAIN    same answer: the same report changes nothing more

@@ -1,10 +1,12 @@
 #!lua
---- Pause, resume, drain, admit by hand, reset or delete a queue, as its operator says; each leaves a trace in the audit.
+--- Pause, resume, drain, admit by hand, reset or delete a queue, as its operator says; each leaves a trace in the
+--- audit.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 users (hash)   5 tickets (hash)   6 holds (zset)
----          7 seats (zset)   8 kept (zset)   9 away (zset)   10 finished (zset)   11 sessions (hash)   12 servers (hash)
----          13 leases (zset)   14 stays (zset)   15 events (stream)   16 traces (hash)   17 audit (stream)   18 history (stream)
----          19 traffic (hash)   20 auto (hash)   21 revoked (zset)
---- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number   7 tombstone_ms
+---          7 seats (zset)   8 kept (zset)   9 away (zset)   10 finished (zset)   11 sessions (hash)
+---          12 servers (hash)   13 leases (zset)   14 stays (zset)   15 events (stream)   16 traces (hash)
+---          17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)   21 revoked (zset)
+--- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number
+---          7 tombstone_ms
 --- RETURNS  the version now
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST VERSION_CONFLICT
 --- AGAIN    same answer: a request that was carried out is not carried out again

@@ -10,7 +10,8 @@
 --- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,
 ---          seconds predicted at entry, trace
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
---- AGAIN    same answer: what a tick, the rate and the seats allow is kept in the store, so a second run calls no one over
+--- AGAIN    same answer: what a tick, the rate and the seats allow is kept in the store, so a second run calls no one
+---          over
 --@include sweep
 --@include allowance
 --@include minutes
@@ -49,7 +50,7 @@ local room = queue.capacity and not queue.fixed and queue.capacity - redis.call(
 
 local allowed, grants, take = allowance(queue)
 local wanted = math.min(allowed + grants, room)
-local called, replies, examined, full = 0, {}, 0, false
+local called, replies, full = 0, {}, false
 while called < wanted and budget > 0 and not full do
   local front = redis.call('ZRANGE', waiting, 0, math.min(wanted - called, budget) - 1)
   if #front == 0 then
@@ -57,7 +58,7 @@ while called < wanted and budget > 0 and not full do
   end
   for _, id in ipairs(front) do
     local user = read_user(users, id)
-    budget, examined = budget - 1, examined + 1
+    budget = budget - 1
     if not user or user.state ~= 'W' then
       redis.call('ZREM', waiting, id)
     elseif (queue.seconds - user.seen) * 1000 > queue.grace_ms then

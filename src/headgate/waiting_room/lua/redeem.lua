@@ -46,7 +46,7 @@ local function redeem(ticket, instance, session)
     return { err = 'TICKET_EXPIRED' }
   end
   if epoch ~= queue.epoch then
-    return { err = 'TICKET_INVALID The store may have lost writes, so tickets from before are void; ask for your status.' }
+    return { err = 'TICKET_INVALID The store may have lost writes, so older tickets are void; ask for your status.' }
   end
   if redis.call('HEXISTS', sessions, session) == 1 then
     return { err = 'SESSION_TAKEN' }

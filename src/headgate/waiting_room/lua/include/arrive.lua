@@ -1,7 +1,8 @@
 --- Somebody asks: find them, bring them back where they belong, and say how they stand.
 --@include placement
 
---- Put somebody back whose place the store may have lost; they prove it with a signed token. Gives the person, or a refusal.
+--- Put somebody back whose place the store may have lost; they prove it with a signed token. Gives the person, or a
+--- refusal.
 local function restore(queue, id, nickname, account, place, generation)
   if generation > queue.generation then
     queue.generation = generation

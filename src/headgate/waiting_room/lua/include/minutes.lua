@@ -28,7 +28,8 @@ local function note_minute(queue, history, called)
       predicted = predicted + 1
     end
   end
-  local saved = redis.call('HMGET', meta, 'minute', 'minute_waited', 'minute_missed', 'minute_predicted', 'minute_totals')
+  local saved = redis.call('HMGET', meta, 'minute', 'minute_waited', 'minute_missed', 'minute_predicted',
+    'minute_totals')
   waited, missed = waited + tonumber(saved[2] or 0), missed + tonumber(saved[3] or 0)
   predicted = predicted + tonumber(saved[4] or 0)
   local totals = saved[5]
@@ -55,6 +56,6 @@ local function note_minute(queue, history, called)
     end
     totals = cjson.encode(now)
   end
-  redis.call('HSET', meta, 'minute', text_of(minute), 'minute_waited', text_of(waited), 'minute_missed', text_of(missed),
-    'minute_predicted', text_of(predicted), 'minute_totals', totals)
+  redis.call('HSET', meta, 'minute', text_of(minute), 'minute_waited', text_of(waited),
+    'minute_missed', text_of(missed), 'minute_predicted', text_of(predicted), 'minute_totals', totals)
 end

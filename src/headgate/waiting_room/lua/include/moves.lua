@@ -1,5 +1,5 @@
---- How people and seats move. `seats` holds server:kind:id, all of one score, so that a server's are counted and found by
---- their prefix; kinds are h (held by a ticket), s (a session) and k (kept for somebody who was dropped).
+--- How people and seats move. `seats` holds server:kind:id, all of one score, so that a server's are counted and
+--- found by their prefix; kinds are h (held by a ticket), s (a session) and k (kept for somebody who was dropped).
 --@include queue
 --@include user
 local function seat(server, kind, id)

@@ -1,7 +1,8 @@
 --- Which server the next ticket holds a seat on.
 --@include moves
 
---- All live servers that may take somebody, with the seats that are free; `room` counts up to what they can take at most.
+--- All live servers that may take somebody, with the seats that are free; `room` counts up to what they can take at
+--- most.
 local function open_servers(queue, room)
   local found = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue.keys.leases, '(' .. text_of(queue.time), '+inf')) do
@@ -16,7 +17,8 @@ local function open_servers(queue, room)
   return found
 end
 
---- A function that gives the next server with a free seat, or nil: the most free first level by level, or the fullest first.
+--- A function that gives the next server with a free seat, or nil: the most free first level by level, or the fullest
+--- first.
 local function picker(servers, packed)
   table.sort(servers, function(one, other)
     if one.free ~= other.free then

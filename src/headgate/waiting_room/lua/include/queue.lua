@@ -1,8 +1,8 @@
 --- A queue as scripts see it: the thing's clock, its policy, and queue time.
 ---
---- Deadlines are in queue time, which advances by at most two seconds a visit. A queue that is not empty is visited every
---- second, so this is real time while all is well; through an outage of the store or of all workers it stands still, and
---- nobody is abandoned and no server is cleared because nobody could have come.
+--- Deadlines are in queue time, which advances by at most two seconds a visit. A queue that is not empty is visited
+--- every second, so this is real time while all is well; through an outage of the store or of all workers it stands
+--- still, and nobody is abandoned and no server is cleared because nobody could have come.
 --@include clock
 --@include emit
 --@include hint
@@ -21,8 +21,9 @@ local function open_queue(keys, context)
   time = time + math.max(0, math.min(thing.now - at, VISIT_MS))
   local queue = {
     keys = keys, thing = thing, now = thing.now, time = time, seconds = math.floor(time / 1000), epoch = thing.epoch,
-    generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1', draining = saved[6] == '1',
-    serving = tonumber(saved[7] or 0), idle = saved[8] == '1', lost = tonumber(saved[9] or 0),
+    generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1',
+    draining = saved[6] == '1', serving = tonumber(saved[7] or 0), idle = saved[8] == '1',
+    lost = tonumber(saved[9] or 0),
     flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), counts = {},
     version = policy[1], fixed = policy[2] == '1', capacity = tonumber(policy[3]), rate = tonumber(policy[4]),
     burst = tonumber(policy[5]), batch = tonumber(policy[6]), tick_ms = tonumber(policy[7]),
@@ -36,7 +37,8 @@ local function open_queue(keys, context)
   return queue
 end
 
---- Why a queue cannot be used at all, or nil. One that nobody deleted was lost, and whoever remembers it writes it back.
+--- Why a queue cannot be used at all, or nil. One that nobody deleted was lost, and whoever remembers it writes it
+--- back.
 local function unknown(queue)
   if queue.version then
     return nil

@@ -57,11 +57,13 @@ local function sweep(queue, budget)
   return budget
 end
 
---- Clear servers whose lease is over: sessions end, holders get a seat elsewhere and a new ticket, or the head of the line.
+--- Clear servers whose lease is over: sessions end, holders get a seat elsewhere and a new ticket, or the head of the
+--- line.
 local function clear_dead(queue, budget, pick, new_ticket)
   local keys = queue.keys
   for _, server in ipairs(due(keys.leases, queue.time, budget)) do
-    local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. server .. ':', '(' .. server .. ';', 'LIMIT', 0, budget)
+    local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. server .. ':', '(' .. server .. ';',
+      'LIMIT', 0, budget)
     for _, member in ipairs(members) do
       local kind, id = string.match(member, '^[^:]*:(.):(.*)$')
       redis.call('ZREM', keys.seats, member)

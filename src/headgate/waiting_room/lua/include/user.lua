@@ -1,5 +1,6 @@
 --- A person's record, packed into some 25 bytes and the nickname, since a line may be a million long.
---- States: W waiting, P promoted, A active, K dropped with the seat kept, Y away, E expired, F finished, L left, B abandoned.
+--- States: W waiting, P promoted, A active, K dropped with the seat kept, Y away, E expired, F finished, L left, B
+--- abandoned.
 local USER_FORM = '<c1BdI4I4I4Bc0Bc0Bc0'
 
 local function read_user(users, id)
