@@ -121,9 +121,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """An `up` for tests that leave it running."""
     up = Up(tmp_path_factory.mktemp("up"), "--json")
-    up.ready()
-    yield up
-    end(up)
+    try:
+        up.ready()
+        yield up
+    finally:
+        end(up)
 
 
 def command(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
