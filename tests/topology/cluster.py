@@ -54,10 +54,10 @@ class Cluster(Topology):
             self._ids[str(node.command("CLUSTER", "MYID"))] = node
         for node in self.nodes[1:]:
             self.nodes[0].command("CLUSTER", "MEET", HOST, node.port, node.options["cluster-port"])
-        wait_until(lambda: all(_known(node) == 6 for node in self.nodes), 15, "nodes know each other")
+        wait_until(lambda: all(_known(node) == 6 for node in self.nodes), 30, "nodes know each other")
         for replica, primary in zip(replicas, primaries, strict=True):
             replica.command("CLUSTER", "REPLICATE", self.id_of(primary))
-        wait_until(self.whole, 20, "the cluster is ok and its replicas are synced")
+        wait_until(self.whole, 30, "the cluster is ok and its replicas are synced")
 
     def whole(self) -> bool:
         """Say whether all slots are served, every node agrees on who serves them, and all replicas are synced."""

@@ -131,7 +131,7 @@ class Node:
                 raise AssertionError(f"{self.name} ended while starting:\n{self.log[-2000:]}")
             return bool(ready() if ready else self.admin.ping())
 
-        wait_until(answers, 15, f"{self.name} answers")
+        wait_until(answers, 30, f"{self.name} answers")
 
     def kill(self) -> None:
         """End it as a crash does (SIGKILL), also when it is paused."""

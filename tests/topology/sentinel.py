@@ -49,12 +49,12 @@ class Sentinel(Topology):
         for node in self.servers:
             node.start()
         primary = self.servers[0]
-        wait_until(lambda: all(synced(replica, primary) for replica in self.servers[1:]), 15, "replicas are synced")
+        wait_until(lambda: all(synced(replica, primary) for replica in self.servers[1:]), 30, "replicas are synced")
         for node in self.sentinels:
             node.spawn()
         for node in self.sentinels:
             node.wait_ready()
-        wait_until(lambda: all(self._agrees(node) for node in self.sentinels), 15, "sentinels know each other")
+        wait_until(lambda: all(self._agrees(node) for node in self.sentinels), 30, "sentinels know each other")
 
     def primary(self) -> Node:
         """The server that the sentinels name now."""

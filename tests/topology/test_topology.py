@@ -186,12 +186,12 @@ def test_nothing_outlives_a_killed_test_process(tmp_path: Path) -> None:
         "open(sys.argv[1], 'w').write(f'{s.node.pid} {reaper().root}\\n'); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(facts)], cwd=Path(__file__).parents[2])
-    wait_until(lambda: facts.exists() and facts.read_text().endswith("\n"))
+    wait_until(lambda: facts.exists() and facts.read_text().endswith("\n"), 60)
     pid, root = facts.read_text().split()
     assert Path(root).is_dir()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not Path(root).exists() and not _alive(int(pid)))
+    wait_until(lambda: not Path(root).exists() and not _alive(int(pid)), 30)
 
 
 def _alive(pid: int) -> bool:
