@@ -1,0 +1,208 @@
+"""The waiting room when workers die, replies are lost and the store goes away: nobody lost, nobody over, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import pytest
+
+from headgate.kit.problems import StoreUnavailable
+from headgate.store import Store, StoreSettings, open_store
+from headgate.waiting_room.problems import QueueReset, TicketInvalid, TicketUsed
+from tests.faults.worker_process import WorkerProcess
+from tests.store.waiting_world import World
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+async def called(world: World) -> int:
+    return (await world.room.queues.view(world.thing)).admitted_total
+
+
+async def test_two_workers_at_full_speed_and_one_killed_call_nobody_over_or_twice(
+    server: Topology, store: Store, prefix: str
+) -> None:
+    world = World(store)
+    await world.configure(capacity=100_000, batch=40, tick_ms=100, grace_seconds=1000)
+    with WorkerProcess(server.url, prefix) as first, WorkerProcess(server.url, prefix):
+        for start in range(0, 3000, 250):
+            await asyncio.gather(*(world.enter(f"u{number}") for number in range(start, start + 250)))
+        await eventually(lambda: _more_than(world, 300), 20)
+        first.signal(signal.SIGKILL)
+        before, killed = await called(world), time.monotonic()
+        await eventually(lambda: _more_than(world, before + 80), 3, "the other goes on within 3 s")
+        assert time.monotonic() - killed < 3
+        await eventually(lambda: _more_than(world, 2999), 60)
+    look = await world.look()
+    assert look.contradictions() == []
+    assert len(look.holds) == 3000
+    assert await called(world) == 3000
+
+
+async def _more_than(world: World, number: int) -> bool:
+    return await called(world) > number
+
+
+async def test_a_paused_worker_does_no_harm_when_it_goes_on(server: Topology, store: Store, prefix: str) -> None:
+    world = World(store)
+    await world.configure(capacity=5, tick_ms=100, grace_seconds=1000)
+    with WorkerProcess(server.url, prefix) as first:
+        await asyncio.gather(*(world.enter(f"u{number}") for number in range(50)))
+        await eventually(lambda: _more_than(world, 4), 10)
+        first.signal(signal.SIGSTOP)
+        with WorkerProcess(server.url, prefix):
+            for round_ in range(3):
+                look = await world.look()
+                for user, person in look.people.items():
+                    if person.state == "P":
+                        await world.redeem(person.ticket, f"x-{user}")
+                        await world.room.end("default", "main", f"x-{user}")
+                await eventually(partial(_more_than, world, 4 + 5 * (round_ + 1)), 10)
+            first.signal(signal.SIGCONT)
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                look = await world.look()
+                assert len(look.seats) <= 5
+                assert look.contradictions() == []
+                await asyncio.sleep(0.05)
+
+
+async def test_each_ticket_is_counted_once_however_many_workers_show_it(
+    server: Topology, store: Store, prefix: str
+) -> None:
+    world = World(store)
+    await world.configure(capacity=7)
+    with WorkerProcess(server.url, prefix) as first, WorkerProcess(server.url, prefix) as second:
+        await asyncio.gather(*(world.enter(f"u{number}") for number in range(20)))
+        await eventually(lambda: _more_than(world, 6), 10)
+
+        def shown() -> bool:
+            return all(
+                'ticket_issued_count{queue="main"} 7.0' in worker.get("/metrics").text for worker in (first, second)
+            )
+
+        await eventually(shown, 15)
+        text = first.get("/metrics").text
+        assert 'ticket_expired_count{queue="main"} 0.0' in text
+        assert 'headgate_queue_waiting{queue="main"} 13.0' in text
+        assert 'headgate_queue_live_waiting{queue="main"} 13.0' in text
+        assert 'headgate_queue_holds{queue="main"} 7.0' in text
+
+
+@pytest.fixture
+async def proxy(anyio_backend: str, fresh_server: Callable[..., Standalone]) -> AsyncIterator[FaultyProxy]:
+    async with FaultyProxy(fresh_server(Standalone()).node.port) as proxy:
+        yield proxy
+
+
+@pytest.mark.topology("standalone")
+async def test_lost_replies_make_no_second_place_and_no_second_session(proxy: FaultyProxy, prefix: str) -> None:
+    async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+        world = World(store)
+        await world.configure(capacity=100)
+        await world.enter("first")
+        for number in range(10):
+            user = f"u{number}"
+            proxy.drop_replies(cut=True)
+            entering = asyncio.ensure_future(world.enter(user))
+            await asyncio.sleep(0.02)
+            proxy.heal()
+            try:
+                await entering
+            except StoreUnavailable:
+                await world.enter(user)
+            look = await world.look()
+            assert look.contradictions() == []
+            assert list(look.people).count(user) == 1
+        world.wait(1000)
+        await world.tick()
+        for number in range(10):
+            ticket = await world.ticket(f"u{number}")
+            proxy.drop_replies(cut=True)
+            redeeming = asyncio.ensure_future(world.redeem(ticket, f"x{number}"))
+            await asyncio.sleep(0.02)
+            proxy.heal()
+            try:
+                seq = await redeeming
+            except StoreUnavailable:
+                seq = await world.redeem(ticket, f"x{number}")
+            assert await world.redeem(ticket, f"x{number}") == seq
+            with pytest.raises(TicketUsed):
+                await world.redeem(ticket, "another")
+        assert len((await world.look()).sessions) == 10
+
+
+@pytest.mark.topology("standalone", "sentinel", "cluster")
+async def test_a_crash_of_the_store_voids_tickets_and_keeps_everybody(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    topology = fresh_server()
+    async with open_store(StoreSettings(url=topology.url, prefix=prefix)) as store:
+        world = World(store)
+        await world.configure(capacity=2, grace_seconds=1000)
+        entries = {
+            user: await world.room.entry("default", "main", user, user_id=user, trusted=True) for user in "abcde"
+        }
+        await world.tick()
+        used, unused = await world.ticket("a"), await world.ticket("b")
+        await world.redeem(used, "x1")
+        await asyncio.sleep(1.2)  # an append-only file synced every second, or a replica, has it by then
+        await topology.fail_over(world.thing.key("meta"))
+
+        async def back() -> bool:
+            try:
+                return await world.state("c") == "WAITING"
+            except StoreUnavailable:
+                return False
+
+        await eventually(back, 30)
+        with pytest.raises(TicketInvalid):
+            await world.redeem(unused, "x2")
+        with pytest.raises((TicketInvalid, TicketUsed)):
+            await world.redeem(used, "x2")
+        assert await world.ticket("b") != unused
+        await world.tick()
+        look = await world.look()
+        assert look.contradictions() == []
+        assert len(look.seats) == 2
+        assert look.line == ["c", "d", "e"]
+        assert {user: look.people[user].place for user in "cde"} == {user: entries[user].place for user in "cde"}
+
+
+@pytest.mark.topology("standalone")
+async def test_a_flushed_store_gets_its_line_back_from_tokens(
+    fresh_server: Callable[..., Standalone], prefix: str
+) -> None:
+    topology = fresh_server()
+    async with open_store(StoreSettings(url=topology.url, prefix=prefix)) as store:
+        world = World(store)
+        await world.configure(grace_seconds=1000)
+        room = world.room
+        entries = [await room.entry("default", "main", f"nick{number}") for number in range(20)]
+        await world.beat("s1", 1, sessions=[])
+        await world.tick()
+        await room.status("default", "main", entries[1].user_id)  # by now this process knows who was called last
+        topology.node.command("FLUSHALL")
+        keeping = entries[1:10]  # the first was called; the last ten have no token any more
+        for entry in reversed(keeping):
+            await room.status("default", "main", entry.user_id, place_token=entry.place_token)
+        look = await world.look()
+        assert look.line == [entry.user_id for entry in keeping]
+        with pytest.raises(QueueReset):
+            await room.status("default", "main", entries[0].user_id, place_token=entries[0].place_token)
+        with pytest.raises(QueueReset):
+            await room.status("default", "main", entries[15].user_id)
+        await world.live(1)
+        assert (await world.look()).seats == [], "no server has reported yet"
+        await world.beat("s1", 1, sessions=[])
+        await world.live(1)
+        assert await _state_of(world, keeping[0].user_id) == "PROMOTED"
+
+
+async def _state_of(world: World, user: str) -> str:
+    return str((await world.room.status("default", "main", user)).status)
