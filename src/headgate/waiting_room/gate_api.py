@@ -52,6 +52,26 @@ class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}, for
     plain: str = ""
 
 
+class RevokeRequest(Wire):
+    """Whose pass is ended."""
+
+    user_id: str
+
+
+class BypassRequest(Wire):
+    """For how long a program of the site's own may pass the gate."""
+
+    for_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
+
+
+class BypassHeader(Wire):
+    """The header to send; whoever has it passes this queue's gate until it ends."""
+
+    header: str
+    value: str
+    expires_in_seconds: int
+
+
 class MustWait(HeadgateError):
     """It is not your turn yet; you are in line, and your place is kept."""
 
@@ -89,7 +109,47 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             reason=verdict.reason,
         )
 
+    async def revoke_pass(call: Call) -> None:
+        request: RevokeRequest = call.body
+        thing = room.queues.thing(call.namespace, call.path["queue"])
+        await gate.revoke(thing, member_id(request.user_id, "userId"), who=call.caller.name)
+
+    async def sign_bypass(call: Call) -> BypassHeader:
+        request: BypassRequest = call.body
+        thing = room.queues.thing(call.namespace, call.path["queue"])
+        guard = await gate.rules.read(thing)
+        if guard is None:
+            raise QueueUnknown
+        if not guard.policy.bypass.header:
+            raise InvalidRequest("This queue's policy names no bypass header.", field="bypass.header")
+        value = (await gate.keys()).seal_bypass(thing.tag, int(gate.rules.now()) + request.for_seconds)
+        return BypassHeader(guard.policy.bypass.header, value, request.for_seconds)
+
     return [
+        Operation(
+            "POST",
+            "/api/admin/queues/{queue}/revoke",
+            revoke_pass,
+            "End somebody's pass on every gate",
+            description="Refused everywhere within a second, and the seat is free. They may stand in line again.",
+            access=Access.ADMIN,
+            tag="gate",
+            body=RevokeRequest,
+            errors=(QueueUnknown,),
+            namespaced=True,
+        ),
+        Operation(
+            "POST",
+            "/api/admin/queues/{queue}/bypass",
+            sign_bypass,
+            "Sign the header with which a program of the site's own passes the gate",
+            access=Access.ADMIN,
+            tag="gate",
+            body=BypassRequest,
+            answer=BypassHeader,
+            errors=(QueueUnknown,),
+            namespaced=True,
+        ),
         Operation(
             "GET",
             "/api/gate/check",
@@ -111,6 +171,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             tag="gate",
             query=WaitQuery,
             content_type="text/html; charset=utf-8",
+            other_statuses=(404,),
             limit="gate",
             namespaced=True,
         ),
