@@ -29,6 +29,7 @@ SETTLE = script("headgate.store", "feed_settle")
 
 PAGE: Final = 500
 KEPT: Final = 4096
+KEPT_BYTES: Final = 16_777_216
 TIMER_SECONDS: Final = 2.0
 DEAF_TIMER_SECONDS: Final = 0.5
 BOOKMARK_SECONDS: Final = 15.0
@@ -157,6 +158,7 @@ class _Reader(Generic[Item]):
         self._since = 0  # positions from here on are served from memory
         self._kept: list[Change] = []
         self._revisions: list[int] = []
+        self._bytes = 0
         self._started = False
         self._moved = asyncio.Event()
         self._look = asyncio.Event()
@@ -299,7 +301,7 @@ class _Reader(Generic[Item]):
 
     def _restart(self, epoch: str, revision: int) -> None:
         self._epoch, self._position, self._since = epoch, revision, revision
-        self._kept, self._revisions = [], []
+        self._kept, self._revisions, self._bytes = [], [], 0
 
     def _keep(self, changes: list[Change]) -> None:
         if not changes:
@@ -308,8 +310,10 @@ class _Reader(Generic[Item]):
         # New lists, not longer ones: a watcher may be half-way through the old.
         kept = self._kept + changes
         revisions = self._revisions + [change.revision for change in changes]
-        if len(kept) > KEPT:
-            cut = len(kept) - KEPT // 2
+        self._bytes += sum(len(change.value) for change in changes)
+        if len(kept) > KEPT or self._bytes > KEPT_BYTES:
+            cut = max(1, len(kept) // 2)
+            self._bytes = sum(len(change.value) for change in kept[cut:])
             self._since = revisions[cut - 1]
             kept, revisions = kept[cut:], revisions[cut:]
         self._kept, self._revisions = kept, revisions
