@@ -201,11 +201,11 @@ def main(arguments: Sequence[str]) -> None:
         show(f"{WAITERS} wait and nothing happens", waiting)
         ours = everybody[0]
         for waiters in (1, 10, 100, 1000):
-            found = race([ours], "contended", waiters, 1, options.seconds)[OURS]
-            figures |= {f"{waiters} waiters, {key}": value for key, value in found.items()}
+            grown = race([ours], "contended", waiters, 1, options.seconds)[OURS]
+            figures |= {f"{waiters} waiters, {key}": value for key, value in grown.items()}
         for locks in (1, 100, 10_000):
-            found = race([ours], "many", locks, 1, options.seconds)[OURS]
-            figures |= {f"{locks} locks, {key}": value for key, value in found.items()}
+            grown = race([ours], "many", locks, 1, options.seconds)[OURS]
+            figures |= {f"{locks} locks, {key}": value for key, value in grown.items()}
     for peer in everybody[1:]:
         ratio = float(figures[f"alone, {OURS}, pairs/s"]) / float(figures[f"alone, {peer.name}, pairs/s"])
         figures[f"alone, speed against {peer.name}"] = ratio

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
 
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
 from headgate.locks import (
@@ -537,6 +538,27 @@ async def test_an_election_has_one_leader_and_observers_see_every_change(
         observer.cancel()
 
 
+async def test_what_locks_do_is_counted(locks: Locks) -> None:
+    before = {name: _metric(name) for name in ("held", "waiting", "acquire_seconds_count", "hold_seconds_count")}
+    lost, renewed = _metric("lost_total"), _metric("renewals_total")
+    async with locks.lock("a", ttl=0.6):
+        waiting = asyncio.create_task(locks.lock("a", ttl=0.6, renew=False).acquire())
+        await eventually(lambda: _waiting(locks, 1))
+        assert _metric("held") == before["held"] + 1
+        assert _metric("waiting") == before["waiting"] + 1
+        await eventually(lambda: _metric("renewals_total") > renewed)
+    held = await waiting
+    assert _metric("waiting") == before["waiting"]
+    await held.lost.wait()
+    assert _metric("lost_total") == lost + 1
+    await eventually(lambda: _free(locks))
+    with pytest.raises(NotHolder):
+        await held.release()
+    assert _metric("held") == before["held"]
+    assert _metric("acquire_seconds_count") == before["acquire_seconds_count"] + 2
+    assert _metric("hold_seconds_count") == before["hold_seconds_count"] + 2
+
+
 async def test_closing_tells_the_holder_and_frees_the_lock(server: Topology, prefix: str, locks: Locks) -> None:
     async with another(server, prefix) as other:
         held: Held = await other.lock("a", ttl=30).acquire()
@@ -561,6 +583,16 @@ def _scripts(server: Topology) -> int:
     """How many scripts all primaries have run."""
     stats = [node.info("commandstats").get("cmdstat_evalsha", {"calls": 0}) for node in server.primaries()]
     return sum(int(one["calls"]) for one in stats)
+
+
+def _metric(name: str) -> float:
+    """Add up one of our metrics over its labels."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == f"headgate_lock_{name}"
+    )
 
 
 def _asked() -> float:

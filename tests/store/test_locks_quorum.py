@@ -12,6 +12,7 @@ import pytest
 from headgate.kit.problems import InvalidRequest
 from headgate.locks import Election, FenceOutdated, Leader, LockHeld, LockLost, Locks, Quorum, QuorumLost
 from headgate.store import StoreSettings, open_store
+from tests.store.cancelling import inject
 from tests.store.lock_history import History
 from tests.topology import FaultyProxy, Node, eventually
 
@@ -239,6 +240,20 @@ async def test_the_failover_of_the_seed_with_one_store_is_caught_by_the_fence(pr
     finally:
         primary.stop()
         replica.stop()
+
+
+async def test_a_cancelled_holder_gives_every_vote_back(quorum: Quorum, other: Quorum) -> None:
+    async def work() -> None:
+        async with quorum.lock("a", ttl=5):
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        began = time.monotonic()
+        async with other.lock("a", ttl=5, wait=4):
+            pass
+        assert time.monotonic() - began < 3  # long before a lease that was left behind would have ended
+
+    assert await inject(work, check) >= 4
 
 
 async def test_an_election_by_majority(quorum: Quorum, other: Quorum) -> None:

@@ -112,15 +112,16 @@ async def contend_tasks(source, seconds, waiters):
 
 
 async def wait_tasks(source, seconds, waiters):
-    async with source.lock("waiting"):
-        tasks = [asyncio.create_task(source.lock("waiting").acquire()) for _ in range(waiters)]
-        await asyncio.sleep(0.5)
-        print("waiting", flush=True)
-        await asyncio.sleep(seconds)
-        print("over", flush=True)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    await source.client.lock("waiting", timeout=60).acquire()
+    tasks = [asyncio.create_task(source.lock("waiting").acquire()) for _ in range(waiters)]
+    await asyncio.sleep(0.5)
+    print("waiting", flush=True)
+    await asyncio.sleep(seconds)
+    print("over", flush=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await source.client.delete("waiting")
     return {}
 
 
