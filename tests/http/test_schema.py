@@ -48,7 +48,9 @@ def broken_promises(url: str, token: str) -> list[str]:
             @ROUNDS
             @given(case=operation.as_strategy(generation_mode=mode))
             def keeps_its_promises(case: schemathesis.Case[Any]) -> None:
-                case.call_and_validate(headers={"X-API-Token": token}, timeout=10, excluded_checks=EXCLUDED)
+                case.call_and_validate(
+                    headers={"X-API-Token": token}, timeout=10, allow_redirects=False, excluded_checks=EXCLUDED
+                )
 
             try:
                 keeps_its_promises()

@@ -171,7 +171,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             tag="gate",
             query=WaitQuery,
             content_type="text/html; charset=utf-8",
-            other_statuses=(404,),
+            other_statuses=(302,),
             limit="gate",
             namespaced=True,
         ),
