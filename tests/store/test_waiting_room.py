@@ -20,6 +20,7 @@ from headgate.waiting_room.problems import (
     TicketInvalid,
     TicketUsed,
 )
+from headgate.waiting_room.promotion import PROMOTE
 from tests.store.waiting_world import World
 from tests.topology import eventually
 
@@ -371,3 +372,31 @@ async def test_an_idle_queue_is_visited_by_nobody_and_woken_by_an_entry(world: W
 
     await eventually(due, 5)
     assert await world.state("a") == "PROMOTED"
+
+
+async def test_a_step_sent_again_after_a_lost_reply_makes_no_ticket_twice(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=100, batch=2, tick_ms=100)
+    await enter_all(world, "a", "b", "c", "d")
+    for _ in range(2):
+        await store.run(PROMOTE, world.thing, 200, 1000, "the same seed")
+        world.wait(100)
+    look = await world.look()
+    assert len(look.holds) == 4
+    assert look.contradictions() == []
+
+
+async def test_a_queue_that_the_index_has_lost_is_visited_again(world: World) -> None:
+    await world.configure(capacity=0)
+    await world.enter("a")
+    await world.room.promotion.look()
+    home = world.store.thing("index", "default", "queue")
+    for key in ("names", "due", "stamps"):
+        await world.store.write(home, "DEL", home.key(key))
+    world.wait(6000)
+    await eventually(lambda: _asks_and_is_listed(world), 5)
+
+
+async def _asks_and_is_listed(world: World) -> bool:
+    await world.state("a")
+    return world.thing in await world.room.queues.index.list("default")

@@ -63,7 +63,7 @@ class Asker(msgspec.Struct, frozen=True):
     def item(self) -> tuple[Arg, ...]:
         """Give the arguments that entry and status have in common."""
         place: Arg = "" if self.place is None else self.place
-        return self.user_id, self.nickname, int(self.account), int(self.proven), place, self.generation, new_uuid()
+        return self.user_id, self.nickname, int(self.account), int(self.proven), place, self.generation
 
 
 class Line:
@@ -77,8 +77,8 @@ class Line:
         self._keys = keys
         self._proofs = proofs
         self._wake = wake
-        self._entries = Batch(store, ENTRY, shared=lambda thing: (serving(thing),), most=128)
-        self._statuses = Batch(store, STATUS, shared=lambda thing: (serving(thing),))
+        self._entries = Batch(store, ENTRY, shared=lambda thing: (serving(thing), new_uuid()), most=128)
+        self._statuses = Batch(store, STATUS, shared=lambda thing: (serving(thing), new_uuid()))
         self._watchers: dict[Thing, dict[str, set[asyncio.Event]]] = {}
         self._listening: dict[Thing, ExitStack] = {}
 

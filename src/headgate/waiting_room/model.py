@@ -17,7 +17,7 @@ MOST_POLL_MS: Final = 30_000
 LEAST_POLL_MS: Final = 1_000
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
-MOST_SESSIONS: Final = 20_000
+MOST_SESSIONS: Final = 10_000
 
 
 class State(StrEnum):

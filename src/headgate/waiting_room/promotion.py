@@ -38,10 +38,9 @@ class Promotion:
     async def step(self, thing: Thing, most: int | None = None) -> tuple[bool, int | None, int]:
         """Take one step of a queue: whether more is to do now, in how many ms it is due again, how many were called."""
         most = most or self._settings.step_people
-        tickets = [new_uuid() for _ in range(most)]
         reply = cast(
             "list[int | bytes]",
-            await self._store.run(PROMOTE, thing, most, self._settings.finished_most, *tickets),
+            await self._store.run(PROMOTE, thing, most, self._settings.finished_most, new_uuid()),
         )
         more, due_in, *called = reply
         for user, waited_ms, predicted, trace in zip(*(iter(called),) * 4, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ BOARD = script("headgate.waiting_room", "board")
 MARKS: Final = 64
 ATTEMPTS: Final = 5
 MOST_RECORDS: Final = 1000
+MOST_METERED: Final = 500
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -99,18 +101,21 @@ class Queues:
 
     async def list(self, namespace: str | None) -> Sequence[QueueView]:
         """Show all queues of a namespace, or of all."""
+        things = await self.index.list(namespace)
+        replies = await asyncio.gather(*(self._store.run(FIGURES, thing) for thing in things), return_exceptions=True)
         found = []
-        for thing in await self.index.list(namespace):
-            try:
-                found.append(_view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing))))
-            except QueueUnknown:
-                continue
+        for thing, reply in zip(things, replies, strict=True):
+            if isinstance(reply, BaseException):
+                if not isinstance(reply, QueueUnknown):
+                    raise reply
+            else:
+                found.append(_view(thing, cast("list[Reply]", reply)))
         return found
 
     async def figures(self) -> dict[str, Figures]:
         """Give every queue's numbers, by the name that metrics use."""
         found = {}
-        for view in await self.list(None):
+        for view in (await self.list(None))[:MOST_METERED]:
             thing = self.thing(view.namespace, view.queue)
             board = cast("list[int]", await self._store.run(BOARD, thing, MARKS))
             marked = (len(board) - 7) // 2

@@ -38,7 +38,9 @@ class Seats:
         self._store = store
         self._queues = queues
         self._wake = wake
-        self._beats = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS,), most=32)
+        self._beats = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS,), most=64)
+        # A report may be long, so it does not share its call.
+        self._reports = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS,), most=1)
         self._redeems = Batch(store, REDEEM, most=128)
         self._ends = Batch(store, END, most=128)
         self._renewals = Batch(store, RENEW)
@@ -66,7 +68,7 @@ class Seats:
         report = " ".join(member_id(session, "sessions") for session in sessions or ())
         reply = await self._queues.kept(
             thing,
-            lambda: self._beats.call(
+            lambda: (self._beats if sessions is None else self._reports).call(
                 thing,
                 instance_id,
                 most if capacity is None else capacity,

@@ -6,7 +6,7 @@
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
----          3.. user, nickname, account, proven, place, generation, ticket, trace
+---          3 seed (of new ticket ids)   4.. user, nickname, account, proven, place, generation, trace
 --- RETURNS  for each user: state, place, rank, ticket, server, address, left_ms, account, generation, rate, seen,
 ---          wake, grace_ms, serving
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
@@ -15,7 +15,7 @@
 local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
-local context, remembered = ARGV[1], tonumber(ARGV[2])
+local context, remembered, seed = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
 local queue = open_queue({
   meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
@@ -24,9 +24,10 @@ local queue = open_queue({
 }, context)
 local refusal = unknown(queue)
 if refusal then
-  return refuse_all(refusal, 3, #ARGV, 8)
+  return refuse_all(refusal, 4, #ARGV, 7)
 end
 queue.serving = math.max(queue.serving, remembered)
+local new_ticket = ticket_source(queue, seed)
 
 local function newcomer(id, nickname, account)
   if queue.draining then
@@ -44,16 +45,16 @@ local function newcomer(id, nickname, account)
   return user, nil, length
 end
 
-local function arrive(id, nickname, account, proven, place, generation, ticket)
+local function arrive(id, nickname, account, proven, place, generation)
   local user = read_user(users, id)
   if user and user.account == 1 and not proven then
     return nil, { err = 'FORBIDDEN An account needs a service token, the proof of its site, or the place token.' }
   end
   local trouble, rank
   if user then
-    touch(queue, user, ticket)
+    touch(queue, user, new_ticket)
     if user.state == 'K' then
-      come_back(queue, user, ticket)
+      come_back(queue, user, new_ticket)
     end
   elseif not proven then
     return nil, { err = recently_lost(queue) and 'QUEUE_RESET'
@@ -74,10 +75,10 @@ local function arrive(id, nickname, account, proven, place, generation, ticket)
 end
 
 local replies = {}
-for i = 3, #ARGV, 8 do
+for i = 4, #ARGV, 7 do
   local id, nickname, account, proven = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] == '1'
-  local place, generation, ticket, trace = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7]
-  local user, trouble, rank = arrive(id, nickname, account, proven, place, generation, ticket)
+  local place, generation, trace = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6]
+  local user, trouble, rank = arrive(id, nickname, account, proven, place, generation)
   replies[#replies + 1] = user and view(queue, user, rank) or trouble
   if user and trace ~= '' then
     redis.call('HSET', traces, id, trace)

@@ -68,7 +68,7 @@ for i = 3, #ARGV, 7 do
   write_server(queue, server)
   redis.call('ZADD', leases, text_of(queue.time + lease_ms), id)
   replies[#replies + 1] = {
-    server.draining and 1 or 0, server.reported and 0 or 1, server.seq, queue.idle and 1 or 0,
+    server.draining and 1 or 0, server.reported and 0 or 1, server.seq, queue.unattended and 1 or 0,
   }
 end
 close_queue(queue)

@@ -6,7 +6,7 @@
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
 ---          17 history (stream)
---- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4.. ticket (new ids, as many as most)
+--- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4 seed (of new ticket ids)
 --- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,
 ---          seconds predicted at entry, trace
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
@@ -19,7 +19,8 @@ local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], 
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
 local history = KEYS[17]
-local context, most, most_finished = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local context, most, most_finished, seed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local VISIT_LATE_MS = 3000
 
 local queue = open_queue({
   meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
@@ -31,11 +32,7 @@ if refusal then
   return refusal
 end
 queue.changed, queue.most_finished = {}, most_finished
-local next_ticket = 3
-local function new_ticket()
-  next_ticket = next_ticket + 1
-  return ARGV[next_ticket]
-end
+local new_ticket = ticket_source(queue, seed)
 
 local length = redis.call('ZCARD', waiting)
 local budget = sweep(queue, most)
@@ -101,7 +98,8 @@ local first = due_in < 0 and redis.call('ZRANGE', finished, 0, 0, 'WITHSCORES') 
 if first[2] then
   due_in = math.max(1000, tonumber(first[2]) - queue.now)
 end
-redis.call('HSET', meta, 'idle', busy == 0 and 1 or 0)
+-- Whoever comes later than this tells the workers: the index of due things is in another slot and may have lost us.
+redis.call('HSET', meta, 'visit_by', busy > 0 and text_of(queue.now + due_in + VISIT_LATE_MS) or '0')
 close_queue(queue)
 if #queue.changed > 0 then
   hint(events, 'changed ' .. table.concat(queue.changed, ' '))

@@ -74,7 +74,7 @@ local function redeem(ticket, instance, session)
     redis.call('HDEL', traces, id)
   end
   return { id, user.nickname, user.server, seq, math.max(0, queue.ticket_ms - (deadline - queue.time)), trace or '',
-    queue.idle and 1 or 0 }
+    queue.unattended and 1 or 0 }
 end
 
 local replies, changed = {}, {}

@@ -21,7 +21,7 @@ local function restore(queue, id, nickname, account, place, generation)
 end
 
 --- Come back to a kept seat: the same one, or room up to the most that another server takes, or the head of the line.
-local function come_back(queue, user, ticket)
+local function come_back(queue, user, new_ticket)
   free_kept(queue, user)
   local server = user.server
   if not queue.fixed and server ~= '' then
@@ -32,21 +32,21 @@ local function come_back(queue, user, ticket)
     end
   end
   if server then
-    give_ticket(queue, user, server, ticket)
+    give_ticket(queue, user, server, new_ticket())
   else
     stand_in_line(queue, user)
   end
 end
 
 --- Note that a known person asked; a ticket that ran out or became void is dealt with here and now.
-local function touch(queue, user, fresh_ticket)
+local function touch(queue, user, new_ticket)
   if user.state == 'P' then
     local deadline = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0)
     if deadline <= queue.time then
       expire_ticket(queue, user)
     elseif not string.find(redis.call('HGET', queue.keys.tickets, user.ticket) or '', queue.epoch .. ':', 1, true) then
       free_hold(queue, user)
-      give_ticket(queue, user, user.server, fresh_ticket)
+      give_ticket(queue, user, user.server, new_ticket())
     end
   elseif user.state == 'Y' then
     redis.call('ZREM', queue.keys.away, user.id)
@@ -79,6 +79,6 @@ local function view(queue, user, known_rank)
   local rate, seen = flow(queue)
   return {
     user.state, user.place, rank, user.ticket, user.server, address, left, user.account, queue.generation,
-    math.floor(rate * 1000000), math.floor(seen), queue.idle and 1 or 0, queue.grace_ms, queue.serving,
+    math.floor(rate * 1000000), math.floor(seen), queue.unattended and 1 or 0, queue.grace_ms, queue.serving,
   }
 end

@@ -2,6 +2,16 @@
 --- found by their prefix; kinds are h (held by a ticket), s (a session) and k (kept for somebody who was dropped).
 --@include queue
 --@include user
+--- A function that makes new ticket ids out of a random seed that nobody else knows, and a number that never repeats: a
+--- call that is sent again after a lost reply has the same seed, and must not make the same tickets for other people.
+local function ticket_source(queue, seed)
+  return function()
+    local hex = redis.sha1hex(seed .. ':' .. text_of(next_number(queue.thing)))
+    return string.sub(hex, 1, 8) .. '-' .. string.sub(hex, 9, 12) .. '-4' .. string.sub(hex, 14, 16) .. '-a'
+      .. string.sub(hex, 18, 20) .. '-' .. string.sub(hex, 21, 32)
+  end
+end
+
 local function seat(server, kind, id)
   return server .. ':' .. kind .. ':' .. id
 end

@@ -14,7 +14,7 @@ local FLOW_MS = 60000
 local function open_queue(keys, context)
   local thing = open_thing(keys.meta, context, 0)
   local saved = redis.call('HMGET', keys.meta, 'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining',
-    'serving', 'idle', 'lost', 'flow_sum', 'flow_age')
+    'serving', 'visit_by', 'lost', 'flow_sum', 'flow_age')
   local policy = redis.call('HMGET', keys.policy, 'version', 'fixed', 'capacity', 'rate', 'burst', 'batch', 'tick',
     'ticket', 'session', 'grace', 'keep', 'reentry', 'longest', 'opens', 'packed', 'finished')
   local at, time = tonumber(saved[3] or thing.now), tonumber(saved[4] or 0)
@@ -22,7 +22,7 @@ local function open_queue(keys, context)
   local queue = {
     keys = keys, thing = thing, now = thing.now, time = time, seconds = math.floor(time / 1000), epoch = thing.epoch,
     generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1',
-    draining = saved[6] == '1', serving = tonumber(saved[7] or 0), idle = saved[8] == '1',
+    draining = saved[6] == '1', serving = tonumber(saved[7] or 0), unattended = thing.now > tonumber(saved[8] or 0),
     lost = tonumber(saved[9] or 0),
     flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), counts = {},
     version = policy[1], fixed = policy[2] == '1', capacity = tonumber(policy[3]), rate = tonumber(policy[4]),
