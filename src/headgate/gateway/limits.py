@@ -41,11 +41,12 @@ class Buckets:
         if full_at < now:
             full_at = now
         wait = full_at - now - self._room
-        if wait > 0:
-            raise self._refusal(wait)
         if len(young) >= self._most and key not in young:
             self._old, self._young = young, {}
             young = self._young
+        if wait > 0:
+            young[key] = full_at  # who goes on asking is not forgotten
+            raise self._refusal(wait)
         young[key] = full_at + self._step
 
     def __len__(self) -> int:

@@ -1,0 +1,143 @@
+"""What features declare their routes with, and the waiting that a handler can do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from headgate.kit.http import Access, Call, Caller, ClientGone, Message, Operation, Stop, Stopping, Wire, event
+
+pytestmark = pytest.mark.anyio
+
+
+class Line:
+    """A client's connection: it says nothing until it hangs up."""
+
+    def __init__(self) -> None:
+        self.hung_up = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.hung_up.wait()
+        return {"type": "http.disconnect"}
+
+
+def call_on(line: Line, stop: Stop) -> Call:
+    return Call({"headers": []}, line.receive, {b"x-a": b"\xe9"}, "1", stop)
+
+
+async def forever(ended: list[str]) -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        ended.append("ended")
+
+
+class Greeting(Wire):
+    first_name: str
+    times: int = 1
+
+
+def test_wire_is_camel_case_and_refuses_unknown_fields() -> None:
+    assert msgspec.json.encode(Greeting("Ann")) == b'{"firstName":"Ann","times":1}'
+    with pytest.raises(msgspec.ValidationError, match="unknown field `name`"):
+        msgspec.json.decode(b'{"firstName":"Ann","name":1}', type=Greeting)
+    with pytest.raises(AttributeError):
+        Greeting("Ann").times = 2
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        (Access.PUBLIC, [Access.PUBLIC]),
+        (Access.READ, [Access.PUBLIC, Access.READ]),
+        (Access.SERVICE, [Access.PUBLIC, Access.READ, Access.SERVICE]),
+        (Access.ADMIN, list(Access)),
+    ],
+)
+def test_each_role_includes_the_lesser_ones(role: Access, allowed: list[Access]) -> None:
+    assert [access for access in Access if Caller("a", role).may(access)] == allowed
+
+
+def test_operation_is_named_after_its_handler() -> None:
+    async def list_open_queues(call: Call) -> None: ...
+
+    operation = Operation("GET", "/a", list_open_queues, "List", access=Access.READ, tag="a")
+    assert operation.id == "listOpenQueues"
+    assert (
+        Operation("GET", "/a", list_open_queues, "List", access=Access.READ, tag="a", name="show_all").id == "showAll"
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (event("status", {"rank": 1}, 7), b'event: status\nid: 7\ndata: {"rank":1}\n\n'),
+        (event("status", Greeting("Ann")), b'event: status\ndata: {"firstName":"Ann","times":1}\n\n'),
+        (event("note", "one\r\ntwo"), b"event: note\ndata: one\ndata: two\n\n"),
+        (event("note", b"\n\nevent: forged"), b"event: note\ndata: \ndata: \ndata: event: forged\n\n"),
+    ],
+)
+def test_event_cannot_be_broken_out_of(made: bytes, expected: bytes) -> None:
+    assert made == expected
+
+
+def test_headers_are_found_in_any_case() -> None:
+    call = Call({"headers": []}, Line().receive, {b"x-a": b"\xe9"}, "1", Stop())
+    assert call.header("X-A") == "é"
+    assert call.header("x-b") is None
+
+
+async def test_attended_work_gives_its_result() -> None:
+    call = call_on(Line(), Stop())
+    assert await call.attend(asyncio.sleep(0, "done")) == "done"
+    await call.close()
+
+
+async def test_attended_work_raises_its_own_error() -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    call = call_on(Line(), Stop())
+    with pytest.raises(ZeroDivisionError):
+        await call.attend(fail())
+    await call.close()
+
+
+async def test_work_is_cancelled_when_the_client_leaves() -> None:
+    line, ended = Line(), list[str]()
+    call = call_on(line, Stop())
+    asyncio.get_running_loop().call_later(0.01, line.hung_up.set)
+    with pytest.raises(ClientGone):
+        await call.attend(forever(ended))
+    assert ended == ["ended"]
+    await call.disconnected()
+
+
+async def test_work_is_cancelled_when_the_gateway_stops() -> None:
+    stop, ended = Stop(), list[str]()
+    call = call_on(Line(), stop)
+    asyncio.get_running_loop().call_later(0.01, stop.set)
+    with pytest.raises(Stopping) as refusal:
+        await call.attend(forever(ended))
+    assert refusal.value.retry_after == 1
+    assert ended == ["ended"]
+    with pytest.raises(Stopping):
+        await call_on(Line(), stop).attend(forever(ended))
+    await call.close()
+
+
+async def test_cancelled_waiting_leaves_nothing_behind() -> None:
+    ended: list[str] = []
+    before = asyncio.all_tasks()
+    call = call_on(Line(), Stop())
+    waiting = asyncio.ensure_future(call.attend(forever(ended)))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended == ["ended"]
+    assert call.listening
+    await call.close()
+    assert asyncio.all_tasks() == before
