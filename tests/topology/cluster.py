@@ -106,11 +106,12 @@ class Cluster(Topology):
         wait_until(lambda: (new := self.owner(slot)) is not old and _ok(new), 20, "a replica was promoted")
 
     async def switch_over(self, key: str) -> None:
-        """Hand a key's slot to its replica without a crash and without loss (CLUSTER FAILOVER)."""
+        """Hand a key's slot to its replica without a crash and without loss, and wait until the two have changed roles."""
         slot = key_slot(key.encode())
         old = self.owner(slot)
         self.replica_of(old).command("CLUSTER", "FAILOVER")
         await anyio.to_thread.run_sync(self.wait_for_new_owner, slot, old)
+        await anyio.to_thread.run_sync(wait_until, self.whole, 30, "the old primary follows the new one")
 
     async def mend(self) -> None:
         """Bring every server back and wait until the cluster is whole."""
