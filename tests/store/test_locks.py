@@ -77,6 +77,15 @@ async def test_taking_a_lock_twice_in_one_task_is_an_error_and_not_a_deadlock(lo
         pass
 
 
+async def test_a_holding_outlives_the_task_that_took_it(locks: Locks) -> None:
+    holdings = [await asyncio.create_task(locks.lock(f"a-{n}").acquire()) for n in range(50)]
+    for n in range(50):  # tasks that come later may have the same address in memory
+        with pytest.raises(LockHeld):
+            await asyncio.create_task(locks.lock(f"a-{n}", wait=0).acquire())
+    for held in holdings:
+        await held.release()
+
+
 async def test_a_wait_that_is_too_short_leaves_nothing_behind(locks: Locks) -> None:
     async with locks.lock("a"):
         began = time.monotonic()

@@ -26,8 +26,8 @@ class LockSource(ABC):
     def __init__(self, namespace: str = "default") -> None:
         self.namespace = namespace
         self.names = Names()
-        self._holdings: dict[tuple[int, str, str], Held] = {}
-        self._keys: dict[Held, tuple[int, str, str]] = {}
+        self._holdings: dict[tuple[object, str, str], Held] = {}
+        self._keys: dict[Held, tuple[object, str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -51,7 +51,7 @@ class LockSource(ABC):
 
     async def acquire(self, want: Want, taker: object = None) -> Held:
         """Take a lock; `taker` is who may not take it twice, the running task unless given."""
-        who = id(taker if taker is not None else asyncio.current_task())
+        who = taker if taker is not None else asyncio.current_task()
         key = (who, want.namespace, want.name)
         mine = self._holdings.get(key)
         if mine is not None and not mine.lost.is_set():
