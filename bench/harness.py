@@ -110,7 +110,7 @@ class Server:
             except OSError:
                 return False
 
-        wait_until(answers, 30, f"{self.contestant.name} answers")
+        wait_until(answers, 120, f"{self.contestant.name} answers")
 
     def stop(self) -> None:
         """End it and everything it started."""

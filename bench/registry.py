@@ -230,7 +230,7 @@ async def _watch_ours(server: Server, count: int) -> list[float]:
     async def change(number: int) -> None:
         await asyncio.to_thread(post, server, "/sd/v1/instances", record(number, f"watched{count}"))
 
-    return await _changes(follow, change, ready, times, started, count)
+    return await measure_changes(follow, change, ready, times, started, count)
 
 
 async def _watch_etcd(server: Server, count: int) -> list[float]:
@@ -253,12 +253,12 @@ async def _watch_etcd(server: Server, count: int) -> list[float]:
         await asyncio.to_thread(post, server, "/v3/kv/put", body)
 
     try:
-        return await _changes(follow, change, ready, times, started, count)
+        return await measure_changes(follow, change, ready, times, started, count)
     finally:
         await client.close()
 
 
-async def _changes(
+async def measure_changes(
     follow: Callable[[], Awaitable[None]],
     change: Callable[[int], Awaitable[None]],
     ready: asyncio.Semaphore,
@@ -372,7 +372,3 @@ def main(arguments: Sequence[str]) -> None:
         with suppress(KeyboardInterrupt):
             figures |= asyncio.run(growth(store, options.most, options.seconds))
     publish("registry", OURS, results, figures)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
