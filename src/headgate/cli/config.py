@@ -78,7 +78,7 @@ async def set_value(
     file: Path | None = None,
     type: ContentType | None = None,
     version: int | None = None,
-    secret: bool = False,
+    secret: bool | None = None,
     reason: str = "",
     delete: bool = False,
     url: Url = None,
@@ -101,7 +101,7 @@ async def set_value(
     version
         Only if this version is the newest (0: only if there is none).
     secret
-        Show it only to those who may see secrets.
+        Show it only to those who may see secrets; as before if not said.
     reason
         Why, for those who ask later.
     delete
@@ -117,7 +117,7 @@ async def set_value(
             if type is None and kind is None:
                 try:
                     before = await headgate.config.get(namespace, key)
-                    kind, secret = before.content_type, secret or before.secret
+                    kind = before.content_type
                 except UnknownKey:
                     kind = ContentType.TEXT
             made = await headgate.config.set(

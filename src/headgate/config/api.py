@@ -44,7 +44,7 @@ class BatchItem(Wire, frozen=True):
     key: str
     content: str | None = None
     content_type: str | None = None
-    secret: bool = False
+    secret: bool | None = None
     version: Annotated[int, Meta(ge=0)] | None = None
 
 
@@ -177,13 +177,11 @@ class _Api:
         body: PublishRequest = call.body
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        type_, secret = body.content_type, body.secret
-        if type_ is None or secret is None:
+        type_ = body.content_type
+        if type_ is None:
             before = await self._config.read(call.namespace, [key])
-            if before.values:
-                type_ = type_ or before.values[0].content_type
-                secret = before.values[0].secret if secret is None else secret
-        draft = Draft(key, body.content, content_type_of(type_), _expected(call), bool(secret))
+            type_ = before.values[0].content_type if before.values else None
+        draft = Draft(key, body.content, content_type_of(type_), _expected(call), body.secret)
         made = (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=body.reason))[key]
         return Answer(made, headers={"ETag": f'"{made.version}"'})
 

@@ -99,13 +99,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A new version to publish; `expected` is the version it replaces (0: there must be none, None: any)."""
+    """A new version to publish; `expected` is the version it replaces (0: there must be none, None: any).
+
+    Without content the key is deleted; `secret` None leaves that as it was.
+    """
 
     key: str
     content: str | None
     content_type: ContentType = ContentType.TEXT
     expected: int | None = None
-    secret: bool = False
+    secret: bool | None = None
 
 
 class Published(msgspec.Struct, frozen=True, rename="camel"):

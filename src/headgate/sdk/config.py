@@ -57,7 +57,7 @@ class Config:
         *,
         content_type: ContentType = ContentType.TEXT,
         version: int | None = None,
-        secret: bool = False,
+        secret: bool | None = None,
         reason: str = "",
     ) -> Published:
         """Publish a new version; `version` is the one it replaces (0: there must be none). Raises VersionConflict."""

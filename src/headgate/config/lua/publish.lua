@@ -14,6 +14,7 @@ local context, history, most_keys, kept = ARGV[1], ARGV[2], tonumber(ARGV[3]), t
 local kept_ms, nonce, common, first_key = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 
 local LOST_VERSIONS = 100
+local SECRET = '"secret":true'
 
 local thing = open_thing(meta, context, 0)
 local mark, epoch = '"nonce":"' .. nonce .. '"', '"epoch":"' .. thing.epoch .. '"'
@@ -63,6 +64,11 @@ for i = 8, #ARGV, 4 do
   local newest = redis.call('HGET', past, key .. '@' .. last)
   if newest and not string.find(newest, epoch, 1, true) then
     version = version + LOST_VERSIONS
+  end
+  -- A value that nobody says is open or secret stays what it was.
+  local unsaid = kind == 'put' and not string.find(fields, '"secret":', 1, true)
+  if unsaid and newest and string.find(newest, SECRET, 1, true) then
+    fields = fields .. ',' .. SECRET
   end
   local entry = '{"key":' .. cjson.encode(key) .. ',"kind":"' .. kind .. '","version":' .. text_of(version)
     .. ',"at":' .. text_of(thing.now) .. ',' .. mark .. ',' .. epoch .. common .. fields .. '}'
