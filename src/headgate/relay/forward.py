@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import h11
 import msgspec
 
-from headgate.relay import metrics
 from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers
 from headgate.relay.model import Outcome, Upstream, UpstreamView
 from headgate.relay.outgoing import Connection, Pool
@@ -163,12 +162,12 @@ class Forwarder:
             if isinstance(error, h11.LocalProtocolError):
                 raise UpstreamFailed(f"The request cannot be written: {error}.", outcome="unsent") from error
             raise
-        metrics.UPSTREAM_SECONDS.labels(name).observe((connection.first_byte or started) - started)
+        permit.meters.upstream_seconds.observe((connection.first_byte or started) - started)
         return connection, pool
 
     async def _pause(self, policy: Upstream, request: Request, permit: Permit, connection: Connection) -> float:
         """Hear a 429: the store pauses this user as long as the upstream says, then lets one go first."""
-        metrics.REFUSALS.labels(permit.name).inc()
+        permit.meters.refusals.inc()
         window = policy.window_of(request.user)
         pause = pause_of(connection.headers, window.seconds if window and window.seconds else 1.0)
         told = permit.settle(Outcome.REFUSED, pause_seconds=pause)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prometheus_client import Counter
+
 from headgate.kit.metrics import counter, gauge, histogram
 
 WAITING = gauge("headgate_relay_waiting", "requests that wait for a permit", ("upstream",))
@@ -35,3 +37,40 @@ HOLDS = counter("headgate_relay_holds_total", "times that history may have been 
 LATE_PERMITS = counter("headgate_relay_late_permits_total", "permits given back because it was too late to send", ("upstream",))  # fmt: skip
 JOBS = counter("headgate_relay_jobs_total", "jobs that ended, by state", ("upstream", "state"))
 STORE_CALLS = counter("headgate_relay_store_calls_total", "script calls made for permits", ("upstream", "script"))
+
+
+class Meters:
+    """One upstream's metrics, looked up once: a label costs more to find than a number to add."""
+
+    __slots__ = (
+        "_answers", "_calls", "in_flight", "largest_window", "late_permits", "refusals", "sends", "upstream",
+        "upstream_seconds", "utilisation", "wait_seconds", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.waiting = WAITING.labels(upstream)
+        self.in_flight = IN_FLIGHT.labels(upstream)
+        self.sends = SENDS.labels(upstream)
+        self.refusals = REFUSALS.labels(upstream)
+        self.wait_seconds = WAIT_SECONDS.labels(upstream)
+        self.upstream_seconds = UPSTREAM_SECONDS.labels(upstream)
+        self.largest_window = LARGEST_WINDOW.labels(upstream)
+        self.utilisation = UTILISATION.labels(upstream)
+        self.late_permits = LATE_PERMITS.labels(upstream)
+        self._answers: dict[str, Counter] = {}
+        self._calls: dict[str, Counter] = {}
+
+    def answer(self, outcome: str) -> None:
+        """Count how a request ended."""
+        found = self._answers.get(outcome)
+        if found is None:
+            found = self._answers[outcome] = ANSWERS.labels(self.upstream, outcome)
+        found.inc()
+
+    def call(self, script: str) -> None:
+        """Count a script call."""
+        found = self._calls.get(script)
+        if found is None:
+            found = self._calls[script] = STORE_CALLS.labels(self.upstream, script)
+        found.inc()

@@ -21,6 +21,7 @@ import structlog
 from headgate.kit.problems import DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.relay import metrics
 from headgate.relay.lines import Lines, Waiter
+from headgate.relay.metrics import Meters
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.upstreams import Upstreams
@@ -36,6 +37,7 @@ BEAT = script(__package__, "beat")
 BEAT_SECONDS: Final = 1.0
 FORGET_MS: Final = 60_000
 STORE_PAUSE: Final = 0.25
+UNLIMITED: Final = 1_000_000
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
 
 log = structlog.get_logger()
@@ -45,7 +47,7 @@ _PERMIT = re.compile(r"r[0-9a-f]{12}\.[0-9]{1,15}\.[0-9]{1,4}")
 class Permit:
     """A permit in hand; told what became of its request exactly once."""
 
-    __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "name", "place", "policy", "position", "room",
+    __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "meters", "name", "place", "policy", "position", "room",
                  "send_by", "user", "waited")  # fmt: skip
 
     def __init__(
@@ -53,6 +55,7 @@ class Permit:
         position: int, waited: float, asked: float, left_ms: int, room: int,
     ) -> None:  # fmt: skip
         self._permits = permits
+        self.meters = permits.meters(name)
         self._sent = False
         self._settled = False
         self.name = name
@@ -74,7 +77,7 @@ class Permit:
     def sending(self) -> None:
         """Say that the first byte leaves now; raises PermitExpired if that would be too late."""
         if asyncio.get_running_loop().time() >= self.send_by:
-            metrics.LATE_PERMITS.labels(self.name).inc()
+            self.meters.late_permits.inc()
             raise PermitExpired
         if not self._sent:
             self._sent = True
@@ -139,7 +142,7 @@ class Permits:
         position = -1
         with site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
-            metrics.WAITING.labels(name).inc()
+            site.meters.waiting.inc()
             try:
                 while True:
                     asked = self._loop.time()
@@ -152,7 +155,7 @@ class Permits:
                     if how == GRANTED:
                         room, used = cast("int", reply[5]), cast("int", reply[6])
                         waited = self._loop.time() - started
-                        self._note_grant(name, waited, room, used)
+                        _note_grant(site, waited, room, used)
                         permit = Permit(self, name, policy, user, waiter, position=position, waited=waited,
                                         asked=asked, left_ms=ms, room=max(0, room))  # fmt: skip
                         site.held[permit.id] = permit
@@ -173,7 +176,7 @@ class Permits:
                 self._start(self._cancel(site, policy, user, waiter.id))
                 raise
             finally:
-                metrics.WAITING.labels(name).dec()
+                site.meters.waiting.dec()
 
     async def _ask(
         self, site: _Site, policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
@@ -214,16 +217,16 @@ class Permits:
 
     def sends(self, permit: Permit) -> None:
         """Count a request that leaves."""
-        metrics.SENDS.labels(permit.name).inc()
-        metrics.IN_FLIGHT.labels(permit.name).inc()
+        permit.meters.sends.inc()
+        permit.meters.in_flight.inc()
 
     def settle(self, permit: Permit, outcome: Outcome, age_seconds: float, pause_seconds: float) -> asyncio.Task[None]:
         """Begin to tell the store how a permit's request went."""
         site = self._site(permit.name)
         held = site.held.pop(permit.id, None)
         if held is not None and permit.sent:
-            metrics.IN_FLIGHT.labels(permit.name).dec()
-        metrics.ANSWERS.labels(permit.name, outcome).inc()
+            permit.meters.in_flight.dec()
+        permit.meters.answer(outcome)
         answered = self._loop.time() - age_seconds
         return self._start(self._settle(site, permit, outcome, answered, pause_seconds))
 
@@ -259,7 +262,7 @@ class Permits:
             await asyncio.sleep(STORE_PAUSE)
 
     async def _run(self, what: Script, site: _Site, user: str, *args: Arg, deadline: float | None = None) -> Reply:
-        metrics.STORE_CALLS.labels(site.name, what.name).inc()
+        site.meters.call(what.name)
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -268,15 +271,9 @@ class Permits:
         task.add_done_callback(self._settling.discard)
         return task
 
-    def _note_grant(self, name: str, waited: float, room: int, used: int) -> None:
-        metrics.WAIT_SECONDS.labels(name).observe(waited)
-        largest = metrics.LARGEST_WINDOW.labels(name)
-        site = self._site(name)
-        if used > site.largest and used + room < 1_000_000:
-            site.largest = used
-            largest.set(used)
-        if 0 < used + room < 1_000_000:
-            metrics.UTILISATION.labels(name).set(used / (used + room))
+    def meters(self, name: str) -> Meters:
+        """Give an upstream's metrics."""
+        return self._site(name).meters
 
     def _site(self, name: str) -> _Site:
         site = self._sites.get(name)
@@ -307,8 +304,7 @@ class Permits:
             if not reply[0]:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
                 return
-            if site.version not in (b"", reply[1]):
-                self._upstreams.doubt(site.name)
+            self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])
             if site.unreported:
                 await self._report(site)
@@ -333,13 +329,14 @@ class Permits:
 class _Site:
     """What this process has at one upstream."""
 
-    __slots__ = ("_hurry", "epoch", "held", "largest", "lines", "name", "thing", "unreported", "version")
+    __slots__ = ("_hurry", "epoch", "held", "largest", "lines", "meters", "name", "thing", "unreported", "version")
 
     def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
         self._hurry = hurry
         self.name = name
         self.thing = thing
         self.lines = Lines()
+        self.meters = Meters(name)
         self.held: dict[str, Permit] = {}
         self.epoch = b""
         self.version = b""
@@ -362,6 +359,16 @@ class _Site:
             self.lines.hear(words)
 
         return listener
+
+
+def _note_grant(site: _Site, waited: float, room: int, used: int) -> None:
+    site.meters.wait_seconds.observe(waited)
+    if used + room >= UNLIMITED or used + room <= 0:
+        return
+    if used > site.largest:
+        site.largest = used
+        site.meters.largest_window.set(used)
+    site.meters.utilisation.set(used / (used + room))
 
 
 def _int(reply: Reply) -> int:

@@ -20,6 +20,7 @@ POLICY_REMOVE = script(__package__, "policy_remove")
 FIGURES = script(__package__, "figures")
 
 FRESH_SECONDS: Final = 1.0
+BEAT_SPARE: Final = 0.5
 BUSIEST: Final = 200
 
 log = structlog.get_logger()
@@ -50,6 +51,12 @@ class Upstreams:
         known = self._known.get(name)
         if known is not None:
             self._known[name] = (known[0], 0.0)
+
+    def confirm(self, name: str, version: int) -> None:
+        """Hear which version is in force: the one we know need not be read again, another must be."""
+        known = self._known.get(name)
+        if known is not None:
+            self._known[name] = (known[0], self._loop.time() + BEAT_SPARE if known[0].version == version else 0.0)
 
     async def get(self, name: str, *, fresh: bool = False) -> UpstreamView:
         """Give an upstream's policy; while the store is away, the one last seen."""

@@ -19,39 +19,38 @@ local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[
 local context, user, waiter, place = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local wait_ms, most, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
-local known = redis.call('HMGET', keys.policy, 'version', 'gone')
-if not known[1] or known[2] then
+local policy = read_policy(keys.policy, user)
+if not policy.version or policy.gone then
   return redis.error_reply('UPSTREAM_UNKNOWN There is no upstream of this name; its operator can add it.')
 end
 local units = units_of(waiter)
-local thing = open_upstream(keys.meta, keys.policy, context)
-local own, shared = open_side(keys, keys.policy, user, thing)
+local thing = open_upstream(keys.meta, policy, context)
+local own, shared = open_side(keys, policy, thing)
 if units > math.min(capacity_of(own), capacity_of(shared)) then
   return redis.error_reply('COST_TOO_HIGH One request may not cost more permits than the limit has.')
 end
 tidy_pool(own, thing, lease_ms)
-if not shared.none then
-  tidy_pool(shared, thing, lease_ms)
-end
-redis.call('ZADD', keys.relays, text_of(thing.now), string.match(waiter, '^[^.]+'))
-for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.patience, '-inf', text_of(thing.now), 'LIMIT', 0, CALLS)) do
-  drop_out(keys, other)
-end
+tidy_pool(shared, thing, lease_ms)
 
 local function answer(how, position, ms, exact, room)
   note_user(keys, own, user)
   close_thing(thing)
   local used = capacity_of(own) - room
-  return { how, text_of(place), position, text_of(ms), exact and 1 or 0, room, used, thing.epoch, known[1] }
+  return { how, text_of(place), position, text_of(ms), exact and 1 or 0, room, used, thing.epoch, policy.version }
 end
 
-local lease = redis.call('ZSCORE', keys.fly, waiter .. '/1')
+local lease = own.flying > 0 and redis.call('ZSCORE', keys.fly, waiter .. '/1')
 if lease then
   return answer(1, 0, tonumber(lease) - thing.now, true, room_of(own))
 end
 
-local standing = redis.call('ZSCORE', keys.line, waiter)
 local length = redis.call('ZCARD', keys.line)
+if length > 0 then
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.patience, '-inf', text_of(thing.now), 'LIMIT', 0, CALLS)) do
+    drop_out(keys, other)
+  end
+end
+local standing = length > 0 and redis.call('ZSCORE', keys.line, waiter)
 if standing then
   place = tonumber(standing)
 elseif place == 0 then
@@ -74,7 +73,9 @@ if own_turn and not shared.none then
 end
 
 if granted then
-  drop_out(keys, waiter)
+  if not alone then
+    drop_out(keys, waiter)
+  end
   take_units(own, waiter, thing.now + lease_ms)
   if not shared.none then
     take_units(shared, waiter, thing.now + lease_ms)
@@ -90,6 +91,7 @@ end
 if alone then
   redis.call('ZADD', keys.line, text_of(place), waiter)
 end
+redis.call('ZADD', keys.relays, text_of(thing.now), string.match(waiter, '^[^.]+'))
 local rank = redis.call('ZRANK', keys.line, waiter)
 local wanted = (ahead or rank) + units
 local wait = math.max(thing.hold - thing.now, wait_of(own, wanted))

@@ -9,12 +9,12 @@
 local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
 local context, process, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local version = redis.call('HGET', policy, 'version')
-if not version then
+local known = read_policy(policy)
+if not known.version then
   return { '', '', 0 }
 end
-local thing = open_upstream(meta, policy, context)
+local thing = open_upstream(meta, known, context)
 redis.call('ZADD', relays, text_of(thing.now), process)
 redis.call('ZREMRANGEBYSCORE', relays, '-inf', text_of(thing.now - forget_ms))
 close_thing(thing)
-return { thing.epoch, version, text_of(math.max(0, thing.hold - thing.now)) }
+return { thing.epoch, known.version, text_of(math.max(0, thing.hold - thing.now)) }

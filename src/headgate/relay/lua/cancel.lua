@@ -16,8 +16,9 @@ local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[
   line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
 local context, user, waiter, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
-local thing = open_upstream(keys.meta, keys.policy, context)
-local own, shared = open_side(keys, keys.policy, user, thing)
+local policy = read_policy(keys.policy, user)
+local thing = open_upstream(keys.meta, policy, context)
+local own, shared = open_side(keys, policy, thing)
 local rank = redis.call('ZRANK', keys.line, waiter)
 local had = rank and 1 or 0
 drop_out(keys, waiter)

@@ -19,15 +19,22 @@ local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[
 local context, user, waiter, outcome = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local age_ms, late_ms, pause_ms, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 
-local thing = open_upstream(keys.meta, keys.policy, context)
-local own, shared = open_side(keys, keys.policy, user, thing)
+local policy = read_policy(keys.policy, user)
+local thing = open_upstream(keys.meta, policy, context)
+local own, shared = open_side(keys, policy, thing)
+
+local function release(pool, unit)
+  if pool.concurrent then
+    pool.busy = pool.busy - redis.call('ZREM', pool.open, unit)
+  end
+end
 
 local function settle(pool)
   for n = 1, units_of(waiter) do
     local unit = waiter .. '/' .. n
     if outcome == 'unsent' then
       pool.flying = pool.flying - redis.call('ZREM', pool.fly, unit)
-      pool.busy = pool.busy - redis.call('ZREM', pool.open, unit)
+      release(pool, unit)
     elseif outcome == 'lost' then
       -- Perhaps it arrives yet: in flight until then, and answered at that moment.
       if redis.call('ZSCORE', pool.fly, unit) or not redis.call('ZSCORE', pool.done, unit) then
@@ -36,10 +43,10 @@ local function settle(pool)
       redis.call('ZADD', pool.open, 'XX', text_of(thing.now + late_ms), unit)
     else
       answer_unit(pool, unit, thing.now - age_ms)
-      if outcome == 'answered' then
+      if outcome ~= 'answered' then
+        release(pool, unit)
+      elseif pool.concurrent then
         redis.call('ZADD', pool.open, 'XX', text_of(thing.now + lease_ms), unit)
-      else
-        pool.busy = pool.busy - redis.call('ZREM', pool.open, unit)
       end
     end
   end
@@ -64,4 +71,4 @@ call_line(keys, own, sooner)
 call_turns(keys, shared, sooner)
 note_user(keys, own, user)
 close_thing(thing)
-return { thing.epoch, redis.call('HGET', keys.policy, 'version') or '0' }
+return { thing.epoch, policy.version or '0' }

@@ -16,7 +16,7 @@ local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[
 local context, user, place = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local thing = open_thing(keys.meta, context, 0)
-local own, shared = open_side(keys, keys.policy, user, thing)
+local own, shared = open_side(keys, read_policy(keys.policy, user), thing)
 local span = own.keep
 for _, rule in ipairs(own.rules) do
   span = rule.kind == 'w' and math.min(span, rule.ms) or span

@@ -15,20 +15,21 @@ local known = redis.call('HGET', orders, id .. ':place')
 if known then
   return known
 end
-local saved = redis.call('HMGET', policy, 'version', 'gone')
-if not saved[1] or saved[2] then
+local rules = read_policy(policy)
+if not rules.version or rules.gone then
   return redis.error_reply('UPSTREAM_UNKNOWN There is no upstream of this name; its operator can add it.')
 end
 if redis.call('ZCARD', line) >= tonumber(most) or redis.call('XLEN', jobs) >= tonumber(most_jobs) then
   return redis.error_reply('LINE_FULL Too many requests are waiting already.')
 end
-local thing = open_upstream(meta, policy, context)
+local thing = open_upstream(meta, rules, context)
 local place = text_of(next_number(thing))
 if redis.call('EXISTS', jobs) == 0 then
   redis.pcall('XGROUP', 'CREATE', jobs, group, '0', 'MKSTREAM')
 end
 local entry = redis.call('XADD', jobs, '*', 'id', id)
-redis.call('HSET', orders, id .. ':order', order, id .. ':place', place, id .. ':entry', entry, id .. ':state', 'waiting')
+redis.call('HSET', orders, id .. ':order', order, id .. ':place', place, id .. ':entry', entry,
+  id .. ':state', 'waiting')
 close_thing(thing)
 hint(events, 'job ' .. id)
 return place

@@ -11,17 +11,17 @@
 local meta, policy, events = KEYS[1], KEYS[2], KEYS[3]
 local context, document, expected, hold_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
-local saved = redis.call('HMGET', policy, 'version', 'gone')
-local version = tonumber(saved[1] or 0)
-local there = saved[1] and not saved[2]
-if expected == 'restore' and saved[1] then
+local saved = read_policy(policy)
+local version = tonumber(saved.version or 0)
+local there = saved.version and not saved.gone
+if expected == 'restore' and saved.version then
   return text_of(version)
 end
 local conflict = expected == '*' and there or tonumber(expected) and tonumber(expected) ~= (there and version or 0)
 if conflict then
   return redis.error_reply('VERSION_CONFLICT The upstream is at version ' .. text_of(version) .. '.')
 end
-local thing = open_upstream(meta, policy, context)
+local thing = open_upstream(meta, saved, context)
 redis.call('DEL', policy)
 redis.call('HSET', policy, 'document', document, 'version', text_of(version + 1), 'hold', text_of(hold_ms))
 for i = 5, #ARGV, 2 do

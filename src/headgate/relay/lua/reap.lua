@@ -16,8 +16,9 @@ local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[
   line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
 local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
-local thing = open_upstream(keys.meta, keys.policy, context)
-local own, shared = open_side(keys, keys.policy, user, thing)
+local policy = read_policy(keys.policy, user)
+local thing = open_upstream(keys.meta, policy, context)
+local own, shared = open_side(keys, policy, thing)
 tidy_pool(own, thing, lease_ms)
 if not shared.none then
   tidy_pool(shared, thing, lease_ms)

@@ -12,14 +12,23 @@ local LOOK = 64
 local CALLS = 16
 local LOST_MS = 1500
 
+--- Read what scripts must know of a policy; `user` may be nil. Without a version there is none.
+local function read_policy(policy, user)
+  local found = redis.call('HMGET', policy, 'version', 'gone', 'hold', 'rules', 'shared', 'plan:' .. (user or ''))
+  local rules = found[4]
+  if user and found[6] then
+    rules = redis.call('HGET', policy, 'rules:' .. found[6]) or rules
+  end
+  return { version = found[1], gone = found[2], hold = tonumber(found[3] or 0), rules = rules, shared = found[5] }
+end
+
 --- Open an upstream's clock; history that may be lost counts as a full window.
 local function open_upstream(meta, policy, context)
-  local hold = tonumber(redis.call('HGET', policy, 'hold') or 0)
   local before = redis.call('HMGET', meta, 'raw', 'offset', 'revived')
-  local thing = open_thing(meta, context, hold)
+  local thing = open_thing(meta, context, policy.hold)
   if thing.state == 'uncertain' then
     -- Long enough also for every process to say again what it has in flight.
-    thing.hold = math.max(thing.hold, thing.now + math.max(hold, LOST_MS))
+    thing.hold = math.max(thing.hold, thing.now + math.max(policy.hold, LOST_MS))
     thing.holding = thing.now < thing.hold
   end
   thing.revived = tonumber(before[3] or 0)
@@ -31,16 +40,10 @@ local function open_upstream(meta, policy, context)
   return thing
 end
 
-local function open_side(keys, policy, user, thing)
-  local found = redis.call('HMGET', policy, 'rules', 'shared', 'plan:' .. user, 'version')
-  local rules = found[1]
-  if found[3] then
-    rules = redis.call('HGET', policy, 'rules:' .. found[3]) or rules
-  end
-  local own = open_pool(read_rules(rules), keys.fly, keys.done, keys.open, keys.user, thing.now)
-  local shared = open_pool(read_rules(found[2]), keys.flying, keys.answered, keys.opened, keys.state, thing.now)
-  shared.none = #shared.rules == 0
-  own.version, shared.version = found[4] or '0', found[4] or '0'
+local function open_side(keys, policy, thing)
+  local own = open_pool(read_rules(policy.rules), keys.fly, keys.done, keys.open, keys.user, thing.now, true)
+  local shared = open_pool(read_rules(policy.shared), keys.flying, keys.answered, keys.opened, keys.state, thing.now)
+  own.version, shared.version = policy.version or '0', policy.version or '0'
   return own, shared
 end
 
@@ -128,7 +131,11 @@ local function call_next(pool, from, length, waiter_at, events)
 end
 
 local function call_line(keys, own, from)
-  call_next(own, keys.dropped and 0 or from, redis.call('ZCARD', keys.line), function(rank)
+  local length = redis.call('ZCARD', keys.line)
+  if length == 0 and (own.called == 0 or not own.told) then
+    return
+  end
+  call_next(own, keys.dropped and 0 or from, length, function(rank)
     return redis.call('ZRANGE', keys.line, rank, rank)[1]
   end, keys.events)
 end

@@ -16,8 +16,13 @@ local function read_rules(text)
   return rules
 end
 
-local function open_pool(rules, fly, done, open, state, now)
+--- A pool without rules stays closed, unless it is needed `always` to know who has a permit.
+local function open_pool(rules, fly, done, open, state, now, always)
   local pool = { rules = rules, fly = fly, done = done, open = open, state = state, now = now, keep = KEEP_MS }
+  if #rules == 0 and not always then
+    pool.none, pool.pause, pool.flying, pool.busy = true, 0, 0, 0
+    return pool
+  end
   local fields = { 'pause', 'probe', 'step', 'called', 'policy' }
   for index, rule in ipairs(rules) do
     if rule.kind == 'c' then
@@ -65,6 +70,9 @@ end
 --- Forget old responses; take units whose lease has ended for answered at that moment. Not while the clock is in doubt:
 --- after a step of the clock, leases begin anew.
 local function tidy_pool(pool, thing, lease_ms)
+  if pool.none then
+    return
+  end
   if thing.step ~= pool.step then
     redis.call('HSET', pool.state, 'step', text_of(thing.step))
     for _, key in ipairs({ pool.fly, pool.open }) do
@@ -76,7 +84,8 @@ local function tidy_pool(pool, thing, lease_ms)
   if thing.holding then
     return
   end
-  local ended = redis.call('ZRANGEBYSCORE', pool.fly, '-inf', text_of(pool.now), 'WITHSCORES', 'LIMIT', 0, REAP)
+  local ended = pool.flying > 0
+    and redis.call('ZRANGEBYSCORE', pool.fly, '-inf', text_of(pool.now), 'WITHSCORES', 'LIMIT', 0, REAP) or {}
   for i = 1, #ended, 2 do
     answer_unit(pool, ended[i], tonumber(ended[i + 1]))
   end
