@@ -12,6 +12,7 @@ from tests.topology.node import HOST, Node
 from tests.topology.ports import free_port
 from tests.topology.proxy import FaultyProxy
 from tests.topology.reaper import reaper
+from tests.topology.replicated import Replicated
 from tests.topology.sentinel import Sentinel
 from tests.topology.standalone import Redis, Standalone, TlsNode
 from tests.topology.waiting import NotInTime, eventually, wait_until
@@ -33,6 +34,7 @@ __all__ = [
     "Node",
     "NotInTime",
     "Redis",
+    "Replicated",
     "Sentinel",
     "Standalone",
     "TlsNode",
