@@ -153,6 +153,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         return Operation(
             method, path, handler, summary, access=access, tag=TAG, query=query, body=body, body_limit=body_limit,
             body_optional=body_optional, answer=answer, content_type=content_type, errors=errors, namespaced=True,
+            name=f"registry_{getattr(handler, '__name__', 'call')}",
         )  # fmt: skip
 
     one = "/sd/v1/instances/{instanceId}"
