@@ -121,7 +121,7 @@ def operations(config: Config) -> list[Operation]:
         ),
         Operation(
             "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG, query=WatchQuery,
-            content_type="text/event-stream", namespaced=True,
+            content_type="text/event-stream", namespaced=True, name="watch_config",
         ),
         Operation(
             "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get", access=Access.READ, tag=TAG,

@@ -164,7 +164,11 @@ def documents(openapi: bytes) -> list[Operation]:
     async def openapi_json(_call: Call) -> Answer:
         return Answer(openapi, headers={"cache-control": "no-cache"})
 
+    async def front_door(_call: Call) -> Answer:
+        return Answer(status=302, headers={"location": "/console"})
+
     return [
+        Operation("GET", "/", front_door, "The console", access=Access.PUBLIC, tag="system", documented=False),
         Operation(
             "GET", "/openapi.json", openapi_json, "This document", access=Access.PUBLIC, tag="system", documented=False
         ),

@@ -123,9 +123,9 @@ class Worker:
                 if not line:
                     return None
                 beat = msgspec.json.decode(line, type=Beat)
-                self._heard_at, self._why_not = monotonic(), beat.why_not
                 if beat.failure is not None:
                     return beat.failure
+                self._heard_at, self._why_not = monotonic(), beat.why_not
                 self._started_once = True
         except TimeoutError:
             log.error("worker hangs, ending it", worker=self.number)

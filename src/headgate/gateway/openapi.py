@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,6 +53,9 @@ _PROBLEM_SCHEMA: Schema = {
 
 def document(operations: Sequence[Operation]) -> bytes:
     """Write the document of all operations that are documented, as JSON."""
+    twice = [name for name, number in Counter(operation.id for operation in operations).items() if number > 1]
+    if twice:
+        raise ValueError(f"these operations need names of their own: {', '.join(twice)}")
     shown = [operation for operation in operations if operation.documented]
     types = [kind for each in shown for kind in (each.body, each.answer) if kind is not None and kind is not bytes]
     schemas, components = msgspec.json.schema_components(types, schema_hook=_any, ref_template=_REF)

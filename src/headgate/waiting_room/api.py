@@ -129,7 +129,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
         ),
         route(
             "PUT", "/api/queue/servers/{instanceId}", api.heartbeat, "Offer seats", service, body=HeartbeatRequest,
-            answer=Beat, errors=(QueueUnknown,), body_limit=MOST_REPORT,
+            answer=Beat, errors=(QueueUnknown,), body_limit=MOST_REPORT, name="offer_seats",
             description="A heartbeat every 3 s keeps a lease of 10 s. `report` in the answer asks for `sessions`, without "
             "which a server that the store does not know offers no seat.",
         ),
