@@ -120,8 +120,8 @@ def operations(config: Config) -> list[Operation]:
             body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer, errors=writes, namespaced=True,
         ),
         Operation(
-            "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG, query=WatchQuery,
-            content_type="text/event-stream", namespaced=True, name="watch_config",
+            "GET", f"{space}/watch", api.watch, "Watch a namespace", access=Access.READ, tag=TAG, query=WatchQuery,
+            content_type="text/event-stream", namespaced=True,
         ),
         Operation(
             "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get", access=Access.READ, tag=TAG,
