@@ -112,33 +112,35 @@ def operations(config: Config) -> list[Operation]:
     writes = (VersionConflict, ContentInvalid, TooLarge, NamespaceFull)
     return [
         Operation(
-            "GET", space, api.list_values, "List a namespace's values", name="config_list_values", access=Access.READ, tag=TAG, answer=Values,
+            "GET", space, api.list_values, "List a namespace's values", name="config_list", access=Access.READ, tag=TAG,
+            answer=Values, namespaced=True,
+        ),
+        Operation(
+            "POST", space, api.publish_batch, "Publish several keys, all or none", name="config_publish",
+            access=Access.SERVICE, tag=TAG, body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer,
+            errors=writes, namespaced=True,
+        ),
+        Operation(
+            "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG,
+            query=WatchQuery, content_type="text/event-stream", namespaced=True,
+        ),
+        Operation(
+            "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get",
+            access=Access.READ, tag=TAG, query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion),
             namespaced=True,
         ),
         Operation(
-            "POST", space, api.publish_batch, "Publish several keys, all or none", name="config_publish_batch", access=Access.SERVICE, tag=TAG,
-            body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer, errors=writes, namespaced=True,
+            "PUT", one, api.put, "Publish a new version", name="config_put", access=Access.SERVICE, tag=TAG,
+            body=PublishRequest, body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
         ),
         Operation(
-            "GET", f"{space}/watch", api.watch, "Watch a namespace", access=Access.READ, tag=TAG, query=WatchQuery,
-            content_type="text/event-stream", namespaced=True,
+            "DELETE", one, api.delete, "Delete a key; its history stays", name="config_delete", access=Access.SERVICE,
+            tag=TAG, query=DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
         ),
         Operation(
-            "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get", access=Access.READ, tag=TAG,
-            query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion), namespaced=True,
-        ),
-        Operation(
-            "PUT", one, api.put, "Publish a new version", name="config_put", access=Access.SERVICE, tag=TAG, body=PublishRequest,
-            body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
-        ),
-        Operation(
-            "DELETE", one, api.delete, "Delete a key; its history stays", name="config_delete", access=Access.SERVICE, tag=TAG,
-            query=DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
-        ),
-        Operation(
-            "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again", name="config_roll_back",
-            access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
-            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True,
+            "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
+            name="config_roll_back", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
+            errors=(UnknownVersion, VersionConflict), namespaced=True,
         ),
     ]  # fmt: skip
 
