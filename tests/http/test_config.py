@@ -295,3 +295,26 @@ def test_export_and_import_as_files(run: Run, namespace: str, tmp_path: Path) ->
     assert run("get", namespace, "a/b.json").stdout == '{"x": 2}\n'
     assert run("get", namespace, "old").returncode == 1
     assert run("import", namespace, str(folder), "--prune").stdout == ""
+
+
+async def test_the_edges_limits_change_while_it_runs(
+    fresh_gateway: Callable[..., GatewayProcess], server: Topology
+) -> None:
+    process = fresh_gateway(server.url)
+    async with httpx2.AsyncClient(base_url=process.url, timeout=20) as visitor:
+        admin = {"X-API-Token": process.token}
+
+        async def refused() -> int:
+            codes = []
+            for number in range(30):
+                answer = await visitor.get("/api/queue/status", params={"userId": f"u{number}"})
+                codes.append(answer.status_code)
+            return codes.count(429)
+
+        before = await refused()
+        body = {"content": '{"perSecond": {"status": 0.1}}', "contentType": "json"}
+        made = await visitor.put("/cfg/v1/headgate/edge/limits", json=body, headers=admin)
+        assert made.status_code == 200, made.text
+        await eventually(lambda: '"key":"edge/limits"' in process.log, 5)
+        assert before == 0
+        assert await refused() > 0

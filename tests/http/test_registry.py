@@ -239,3 +239,39 @@ async def test_without_a_token_nothing(gateway: Gateway) -> None:
             ("GET", "/sd/v1/services"), ("DELETE", "/sd/v1/instances/a"), ("GET", "/sd/v1/metrics"),
         ):  # fmt: skip
             assert (await nobody.request(method, path)).status_code == 401, path
+
+
+async def test_a_token_of_one_namespace_has_nothing_to_do_with_another(
+    client: httpx2.AsyncClient, gateway: Gateway, namespace: str
+) -> None:
+    await register(client, "a")
+    body = {"name": f"t{secrets.token_hex(4)}", "role": "service", "namespace": "elsewhere"}
+    token = (await gateway.client.post("/api/admin/tokens", json=body)).json()["token"]
+    async with httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": token}) as stranger:
+
+        async def accepted() -> bool:
+            return (await stranger.get("/sd/v1/services")).status_code == 200
+
+        await eventually(accepted)
+        record = {"type": "game", "group": "kr-1", "instanceId": "a"}
+        for method, path, sent in (
+            ("GET", "/sd/v1/instances?type=game", None), ("GET", "/sd/v1/watch?type=game&group=kr-1", None),
+            ("POST", "/sd/v1/instances", record), ("POST", "/sd/v1/instances/a/heartbeat", {}),
+            ("DELETE", "/sd/v1/instances/a?type=game&group=kr-1", None), ("GET", "/sd/v1/services", None),
+            ("POST", "/sd/v1/heartbeats", {"heartbeats": []}), ("GET", "/sd/v1/metrics", None),
+        ):  # fmt: skip
+            theirs = f"{path}{'&' if '?' in path else '?'}namespace={namespace}"
+            answer = await stranger.request(method, theirs, json=sent)
+            assert answer.status_code == 403, path
+        assert (await stranger.get("/sd/v1/instances?type=game")).json()["instances"] == []
+        assert (
+            await stranger.post("/sd/v1/instances/a/evict?type=game&group=kr-1", json={"forSeconds": 1})
+        ).status_code == 403
+
+
+async def test_our_own_processes_are_registered(gateway: Gateway) -> None:
+    async def there() -> bool:
+        answer = await gateway.client.get("/sd/v1/instances", params={"type": "headgate-gateway"})
+        return [each["port"] for each in answer.json()["instances"]] == [gateway.process.port]
+
+    await eventually(there)
