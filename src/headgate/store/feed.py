@@ -162,7 +162,7 @@ class _Reader(Generic[Item]):
         self._started = False
         self._moved = asyncio.Event()
         self._look = asyncio.Event()
-        self._heard_at = monotonic()
+        self._heard_at = self._woken_at = monotonic()
         self._listing: asyncio.Task[Snapshot[Item]] | None = None
         self._catching_up = asyncio.Semaphore(CATCHING_UP)
         self._task: asyncio.Task[None] | None = None
@@ -215,17 +215,11 @@ class _Reader(Generic[Item]):
                     position = change.revision
                     if self._lost(position) or position < self._since:
                         break  # the reader went on while we waited for a slow consumer
+            elif monotonic() - marked_at >= BOOKMARK_SECONDS and self.silent_seconds < BOOKMARK_SECONDS:
+                yield Bookmark(position)
+                marked_at = monotonic()
             else:
-                wait = BOOKMARK_SECONDS - (monotonic() - marked_at)
-                if wait > 0:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait):
-                            await moved.wait()
-                elif self.silent_seconds < BOOKMARK_SECONDS:
-                    yield Bookmark(position)
-                    marked_at = monotonic()
-                else:
-                    await moved.wait()
+                await moved.wait()  # no timer of its own: the reader wakes all for their bookmarks
 
     def _lost(self, position: int) -> bool:
         """Tell whether a position belongs to a history that is no more."""
@@ -294,7 +288,8 @@ class _Reader(Generic[Item]):
             elif page.what != "new" or self._position:
                 self._restart(page.epoch, page.revision)
         self._heard_at = monotonic()
-        if first or page.changes or page.what != "same":
+        if first or page.changes or page.what != "same" or self._heard_at - self._woken_at >= BOOKMARK_SECONDS:
+            self._woken_at = self._heard_at
             self._moved.set()
             self._moved = asyncio.Event()
         return not first and len(page.changes) == PAGE
