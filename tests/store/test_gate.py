@@ -200,3 +200,11 @@ async def scripts_run(store: Store) -> int:
             if line.startswith("cmdstat_evalsha:calls="):
                 total += int(line.split("=")[1].split(",")[0])
     return total
+
+
+async def test_a_gates_queue_without_seats_of_its_own_admits_by_rate(gate: Gate) -> None:
+    await configure(gate, "sale", paths=["/sale/**"], rate_per_second=1.0, burst=1.0)
+    assert (await ask(gate, target="/sale/a")).reason is Reason.ADMITTED
+    assert (await ask(gate, target="/sale/a")).reason is Reason.WAITING
+    await configure(gate, "seated", paths=["/seated/**"], capacity=0)
+    assert (await ask(gate, target="/seated/a")).reason is Reason.WAITING

@@ -163,10 +163,11 @@ class PolicyChange(Wire, kw_only=True):
         wanted = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
         if policy is None and wanted.get("capacity") is not None:
             wanted.setdefault("seats", Seats.FIXED)
-        if policy is None and isinstance(auto := wanted.get("auto"), Auto) and "seats" not in wanted:
-            # Those inside when it switches on were never counted, so an automatic queue admits by rate.
+        if policy is None and not wanted.keys() & {"seats", "capacity"} and (wanted.get("auto") or wanted.get("paths")):
+            # A gate's queue has no servers, and those inside when it switches on were never counted: it admits by rate.
             wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
-            wanted.setdefault("rate_per_second", max(0.1, auto.threshold / auto.window_seconds))
+            if isinstance(auto := wanted.get("auto"), Auto):
+                wanted.setdefault("rate_per_second", max(0.1, auto.threshold / auto.window_seconds))
         return msgspec.structs.replace(policy or Policy(), **wanted).checked()
 
 
