@@ -202,7 +202,7 @@ def operations(store: Store) -> list[Operation]:
         replace(public("PUT", "/sample/maybe", maybe_note), body=Note, body_optional=True, answer=Echo),
         replace(public("PUT", "/sample/raw", raw_bytes), body=bytes, body_limit=1000, answer=Echo),
         replace(public("GET", "/sample/things/{name}", thing), answer=Found, namespaced=True),
-        replace(public("GET", "/sample/limited", nothing), limit="tight"),
+        replace(public("GET", "/sample/limited", nothing), limit="tight", name="limited"),
         replace(
             public("GET", "/sample/limited-user", nothing),
             query=Search,

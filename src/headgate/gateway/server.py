@@ -113,7 +113,7 @@ def allow_connections(number: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
+        if allowed < number:
             log.warning("the limit of open files is low for so many connections", allowed=allowed, connections=number)
 
 

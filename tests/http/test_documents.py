@@ -1,0 +1,112 @@
+"""The API's own documents: the OpenAPI file and the pages beside it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+
+METHODS = {"get", "post", "put", "patch", "delete"}
+
+
+@pytest.fixture
+def document(anyone: httpx2.Client) -> dict[str, Any]:
+    response = anyone.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    made: dict[str, Any] = response.json()
+    return made
+
+
+def operations(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        f"{method.upper()} {path}": operation
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        if method in METHODS
+    }
+
+
+def test_document_is_whole(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    assert set(re.findall(r"#/components/schemas/(\w+)", str(document))) <= set(document["components"]["schemas"])
+    ids = [operation["operationId"] for operation in operations(document).values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_parameters_bodies_and_answers_are_described(document: dict[str, Any]) -> None:
+    search = operations(document)["GET /sample/search"]
+    described = {parameter["name"]: parameter for parameter in search["parameters"]}
+    assert set(described) == {"name", "count", "share", "deep", "tag", "namespace"}
+    assert described["name"]["required"]
+    assert described["count"]["schema"] == {"type": "integer", "default": 1}
+    assert described["namespace"]["schema"]["default"] == "default"
+    note = operations(document)["POST /sample/notes"]
+    assert note["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Note"}
+    assert note["responses"]["201"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Echo"}
+    assert document["components"]["schemas"]["Note"]["additionalProperties"] is False
+
+
+def test_every_problem_is_described_by_its_codes(document: dict[str, Any]) -> None:
+    answers = operations(document)["POST /sample/notes"]["responses"]
+    codes = {
+        status: answer["content"]["application/problem+json"]["schema"]["properties"]["code"]["enum"]
+        for status, answer in answers.items()
+        if status >= "400"
+    }
+    assert codes == {
+        "400": ["malformed"],
+        "408": ["body_timeout"],
+        "409": ["cupboard_bare"],
+        "413": ["too_large"],
+        "415": ["media_unsupported"],
+        "422": ["invalid_request"],
+        "503": ["store_unavailable"],
+    }
+    listed = {problem["code"]: problem for problem in document["x-problems"]}
+    assert listed["cupboard_bare"] == {
+        "code": "cupboard_bare",
+        "status": 409,
+        "title": "Cupboard bare",
+        "detail": "There is nothing in the cupboard.",
+    }
+    named = set(re.findall(r"'enum': \['([a-z_]+)'\]", str(document["paths"])))
+    assert named <= set(listed)
+
+
+def test_who_may_call_is_described(document: dict[str, Any]) -> None:
+    shown = operations(document)
+    assert shown["GET /sample/search"]["security"] == []
+    assert shown["GET /sample/service/{name}"]["security"] == [{"apiToken": ["service"]}, {"bearer": ["service"]}]
+    assert {"401", "403"} <= set(shown["GET /sample/service/{name}"]["responses"])
+    assert "GET /sample/broken" not in shown
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/problems"])
+def test_pages_run_nothing_but_our_own_files(anyone: httpx2.Client, path: str) -> None:
+    response = anyone.get(path)
+    policy = response.headers["content-security-policy"]
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", response.text)
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", response.text)
+    for asset in re.findall(r"/docs/assets/[\w.]+", response.text):
+        assert anyone.get(asset).status_code == 200
+
+
+def test_page_that_is_known_is_not_sent_again(anyone: httpx2.Client) -> None:
+    first = anyone.get("/docs/assets/docs.js")
+    assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+    again = anyone.get("/docs/assets/docs.js", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert again.content == b""
+
+
+def test_front_door_leads_to_the_console(anyone: httpx2.Client) -> None:
+    response = anyone.get("/")
+    assert response.status_code == 302
+    assert response.headers["location"] == "/console"
