@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from msgspec import Meta
+
 from headgate.kit.settings import Doc, Settings
 
 EMBEDDED = "embedded"
@@ -21,6 +23,8 @@ class StoreSettings(Settings, section="store"):
             secret=True,
         ),
     ] = EMBEDDED
-    prefix: Annotated[str, Doc("what all our keys and channels begin with")] = "hg"
+    prefix: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,32}$"), Doc("what all our keys and channels begin with")
+    ] = "hg"
     deadline_ms: Annotated[int, Doc("how long a call may take before its caller is told that the store is away")] = 2000
     volatile: Annotated[bool, Doc("accept a store that keeps nothing on disk")] = False
