@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+import uvloop
 from prometheus_client import REGISTRY
 
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
@@ -194,6 +195,18 @@ async def test_a_holder_that_blocked_past_its_lease_is_told_before_it_uses_the_f
             reached = True
     assert not reached
     assert await locks.fenced_get("row") is None
+
+
+def test_a_blocked_loop_of_another_kind_is_told_too(server: Topology, prefix: str) -> None:
+    """uvloop looks at the clock only between two callbacks."""
+
+    async def work() -> None:
+        async with another(server, prefix) as locks, locks.lock("a", ttl=0.4) as held:
+            time.sleep(0.6)
+            assert held.fence == 0, "it was not told"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, pytest.raises(LockLost):
+        runner.run(work())
 
 
 async def test_a_block_that_ends_after_its_lease_is_told_so(locks: Locks) -> None:

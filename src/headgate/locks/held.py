@@ -8,6 +8,7 @@ the lock yet. A process that slept through that moment is told at its next look:
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -103,7 +104,8 @@ class Held:
 
     def check(self) -> None:
         """Raise LockLost if the lock was lost or its end has passed, even if nobody could say so yet."""
-        if not self._ended and not self.lost.is_set() and self._loop.time() >= self.lost_at:
+        # Not the loop's time: some loops read the clock only between two callbacks, and this one may have blocked.
+        if not self._ended and not self.lost.is_set() and monotonic() >= self.lost_at:
             self.lose("not renewed in time")
         if self.lost.is_set():
             raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
@@ -123,7 +125,7 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
-        if not self._ended and self._loop.time() >= self.lost_at:
+        if not self._ended and monotonic() >= self.lost_at:
             self.lose("not renewed in time")
         if self.lost.is_set():
             self._end()
