@@ -190,6 +190,25 @@ async def test_a_slow_watcher_delays_nobody_and_loses_nothing(store: Store, watc
     await slow.aclose()
 
 
+async def test_a_watcher_that_falls_behind_the_history_is_told_and_given_the_state(registry: Registry) -> None:
+    """Slower than everything that is kept: it gets `Compacted`, the whole state, and the mark that ends it."""
+    thing = registry.service("default", "game", "g")
+    slow = registry.feed.watch(thing)
+    assert isinstance(await anext(slow), Snapshot)
+    assert isinstance(await anext(slow), Bookmark)
+    for turn in range(60):
+        await asyncio.gather(*(put(registry, f"i{number}", f"h{turn}") for number in range(100)))
+    await eventually(lambda: registry.feed._readers[thing]._since > 0)
+    kinds = []
+    while "Compacted" not in kinds:
+        kinds.append(type(await anext(slow)).__name__)
+    state, mark = await anext(slow), await anext(slow)
+    assert isinstance(state, Snapshot)
+    assert isinstance(mark, Bookmark)
+    assert (len(state.items), mark.revision) == (100, state.revision)
+    await slow.aclose()
+
+
 async def test_a_position_from_the_future_is_reset(registry: Registry, watcher: Watcher) -> None:
     await put(registry, "a")
     watcher.position = (await registry.discover("default", "game", "g")).revision + 10

@@ -209,6 +209,7 @@ class _Reader(Generic[Item]):
                 async for notice in self._catch_up(position):
                     yield notice
                     position = _after(position, notice)
+                yield Bookmark(position)  # if that was a whole state, it is complete here
             elif position < self._position:
                 for change in self._kept[bisect_right(self._revisions, position) :]:
                     yield change
