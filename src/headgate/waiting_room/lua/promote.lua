@@ -48,21 +48,24 @@ local room = queue.capacity and not queue.fixed and queue.capacity - redis.call(
 local allowed, grants, take = allowance(queue)
 local wanted = math.min(allowed + grants, room)
 local called, replies, full = 0, {}, false
+local traced = redis.call('HLEN', traces) > 0
 while called < wanted and budget > 0 and not full do
   local front = redis.call('ZRANGE', waiting, 0, math.min(wanted - called, budget) - 1)
   if #front == 0 then
     break
   end
-  for _, id in ipairs(front) do
-    local user = read_user(users, id)
+  local records = redis.call('HMGET', users, unpack(front))
+  queue.together = {}
+  for i, id in ipairs(front) do
+    local user = unpack_user(id, records[i])
     budget = budget - 1
     if not user or user.state ~= 'W' then
-      redis.call('ZREM', waiting, id)
+      together(queue, 'ZREM', waiting, id)
     elseif (queue.seconds - user.seen) * 1000 > queue.grace_ms then
-      redis.call('ZREM', waiting, id)
-      redis.call('ZADD', away, text_of(queue.time + queue.keep_ms), id)
+      together(queue, 'ZREM', waiting, id)
+      together(queue, 'ZADD', away, text_of(queue.time + queue.keep_ms), id)
       user.state = 'Y'
-      write_user(users, user)
+      together(queue, 'HSET', users, id, pack_user(user))
       queue.serving = math.max(queue.serving, user.place)
       queue.changed[#queue.changed + 1] = id
       count(queue, 'away', 1)
@@ -72,7 +75,7 @@ while called < wanted and budget > 0 and not full do
         full = true
         break
       end
-      redis.call('ZREM', waiting, id)
+      together(queue, 'ZREM', waiting, id)
       give_ticket(queue, user, server.id, new_ticket())
       called = called + 1
       queue.serving = math.max(queue.serving, user.place)
@@ -80,9 +83,10 @@ while called < wanted and budget > 0 and not full do
       replies[#replies + 1] = id
       replies[#replies + 1] = math.max(0, math.floor((queue.thing.us - user.place) / 1000))
       replies[#replies + 1] = user.eta
-      replies[#replies + 1] = redis.call('HGET', traces, id) or ''
+      replies[#replies + 1] = traced and redis.call('HGET', traces, id) or ''
     end
   end
+  make_calls(queue)
 end
 if called > 0 then
   count(queue, 'admitted', called)

@@ -86,16 +86,47 @@ local function free_kept(queue, user)
   redis.call('ZREM', queue.keys.seats, seat(user.server, 'k', user.id))
 end
 
+--- Calls of one kind that are made together: a step for two hundred people is then ten commands and not two thousand.
+local MOST_TOGETHER = 1000
+
+local function together(queue, command, key, one, other)
+  local waiting = queue.together
+  if not waiting then
+    if other then
+      redis.call(command, key, one, other)
+    else
+      redis.call(command, key, one)
+    end
+    return
+  end
+  local call = waiting[command .. key]
+  if not call then
+    call = { command, key }
+    waiting[command .. key] = call
+  end
+  call[#call + 1] = one
+  call[#call + 1] = other
+end
+
+local function make_calls(queue)
+  for _, call in pairs(queue.together) do
+    for first = 3, #call, MOST_TOGETHER do
+      redis.call(call[1], call[2], unpack(call, first, math.min(first + MOST_TOGETHER - 1, #call)))
+    end
+  end
+  queue.together = nil
+end
+
 --- Give a ticket that holds a seat on a server; whatever the person held before must be free already.
 local function give_ticket(queue, user, server, ticket)
   if user.ticket ~= '' then
     redis.call('HDEL', queue.keys.tickets, user.ticket)
   end
   user.state, user.ticket, user.server, user.session, user.shown = 'P', ticket, server, '', 0
-  write_user(queue.keys.users, user)
-  redis.call('HSET', queue.keys.tickets, ticket, queue.epoch .. ':' .. user.id)
-  redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), ticket)
-  redis.call('ZADD', queue.keys.seats, 0, seat(server, 'h', ticket))
+  together(queue, 'HSET', queue.keys.users, user.id, pack_user(user))
+  together(queue, 'HSET', queue.keys.tickets, ticket, queue.epoch .. ':' .. user.id)
+  together(queue, 'ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), ticket)
+  together(queue, 'ZADD', queue.keys.seats, 0, seat(server, 'h', ticket))
   count(queue, 'issued', 1)
 end
 

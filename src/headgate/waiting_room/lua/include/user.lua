@@ -3,8 +3,7 @@
 --- abandoned.
 local USER_FORM = '<c1BdI4I4I4Bc0Bc0Bc0'
 
-local function read_user(users, id)
-  local packed = redis.call('HGET', users, id)
+local function unpack_user(id, packed)
   if not packed then
     return nil
   end
@@ -15,10 +14,17 @@ local function read_user(users, id)
   }
 end
 
+local function read_user(users, id)
+  return unpack_user(id, redis.call('HGET', users, id))
+end
+
+local function pack_user(user)
+  return struct.pack(USER_FORM, user.state, user.account, user.place, user.shown, user.seen, user.eta, #user.ticket,
+    user.ticket, #user.server, user.server, #user.session, user.session) .. user.nickname
+end
+
 local function write_user(users, user)
-  local packed = struct.pack(USER_FORM, user.state, user.account, user.place, user.shown, user.seen, user.eta,
-    #user.ticket, user.ticket, #user.server, user.server, #user.session, user.session)
-  redis.call('HSET', users, user.id, packed .. user.nickname)
+  redis.call('HSET', users, user.id, pack_user(user))
 end
 
 local function new_user(id, nickname, account, place)
