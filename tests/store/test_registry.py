@@ -27,6 +27,7 @@ from headgate.registry.model import (
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper, Swept
 from headgate.store import Store, Thing
+from tests.topology import eventually
 
 pytestmark = pytest.mark.anyio
 NS = "default"
@@ -406,3 +407,25 @@ async def test_what_is_written_straight_from_the_store_is_what_the_structs_say(
         look = await registry.look(game)
         assert look.instances[0].metrics == {"x": advance}
         assert look.instances == (await Registry(store).look(game)).instances
+
+
+async def test_a_service_that_was_empty_is_swept_in_time_again(store: Store) -> None:
+    """An empty service is visited rarely; a registration, and the heartbeat of a marked instance, change that at once."""
+    registry = Registry(store)
+    sweeper = Sweeper(registry)
+    await add(registry, "a")
+    await registry.remove(NS, "game", "kr-1", "a")
+    game = registry.service(NS, "game", "kr-1")
+    assert (await sweeper.sweep(game)).next_ms == 60_000
+    await add(registry, "b", ephemeral=False, ttl_seconds=2)
+
+    async def marked() -> bool:
+        await sweeper.step()
+        return (
+            not (await registry.discover(NS, "game", "kr-1")).instances[0].healthy
+            and len(await history(registry, game)) == 4
+        )
+
+    await eventually(marked, 2 + 1.5)
+    await beat(registry, "b")
+    assert (await sweeper.sweep(game)).next_ms <= 2000

@@ -62,6 +62,7 @@ class Registry:
         self.feed: Feed[Instance] = Feed(store, self._snapshot, lease_ms=self.settings.lease_ms)
         beat_shared = (self.settings.lease_ms, self.settings.history)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
+        self._things: dict[tuple[str, str, str], Thing] = {}
         self._noted: dict[Thing, float] = {}
         self._known: dict[Thing, Known] = {}
         self._looks: dict[LookKey, asyncio.Task[Look]] = {}
@@ -69,7 +70,14 @@ class Registry:
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
         """Name a service; both names are checked."""
-        return self.store.thing(PART, namespace, f"{thing_name(type, 'type')}/{thing_name(group, 'group')}")
+        key = (namespace, type, group)
+        thing = self._things.get(key)
+        if thing is None:
+            thing = self.store.thing(PART, namespace, f"{thing_name(type, 'type')}/{thing_name(group, 'group')}")
+            if len(self._things) > 10_000:
+                self._things.clear()
+            self._things[key] = thing
+        return thing
 
     async def register(self, namespace: str, record: Record) -> Registered:
         """Register an instance, or replace the one that has its id."""
@@ -85,8 +93,7 @@ class Registry:
 
     async def beat(self, thing: Thing, beat: Beat) -> int:
         """Renew a lease in a service; concurrent beats share one call."""
-        if monotonic() - self._noted.get(thing, -NOTE_SECONDS) >= NOTE_SECONDS:
-            await self._note(thing)
+        await self._note(thing)
         try:
             reply = await self._beats.call(thing, *_item(beat))
         except HeadgateError as error:
@@ -97,8 +104,7 @@ class Registry:
 
     async def beat_many(self, thing: Thing, beats: Sequence[Beat]) -> list[int | HeadgateError]:
         """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
-        if monotonic() - self._noted.get(thing, -NOTE_SECONDS) >= NOTE_SECONDS:
-            await self._note(thing)
+        await self._note(thing)
         outcomes: list[int | HeadgateError] = []
         for first in range(0, len(beats), BEATS_AT_ONCE):
             items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
@@ -131,7 +137,7 @@ class Registry:
         """Take an instance out; False if it was not there. With a time, it may not come back until then."""
         thing = self.service(namespace, type, group)
         if evict_seconds:
-            await self._note(thing)
+            await self._note(thing, anew=True)
         reply = cast(
             "list[bytes | int]",
             await self.store.run(
@@ -295,11 +301,16 @@ class Registry:
     async def _write(self, namespace: str, record: Record, mode: str, registration: int | None) -> Registered:
         record = record.checked()
         thing = self.service(namespace, record.type, record.group)
-        await asyncio.gather(
-            self._note(thing),
+        await self._note(thing, anew=True)
+        if record.check:
+            await self.checks.put(thing, SWEEP_IN_MS)
+        registered, _ = await asyncio.gather(
+            self._register(thing, record, mode, registration),
             self.directory.put(namespace, record.instance_id, thing.name),
-            *([self.checks.put(thing, SWEEP_IN_MS)] if record.check else []),
         )
+        return registered
+
+    async def _register(self, thing: Thing, record: Record, mode: str, registration: int | None) -> Registered:
         settings = self.settings
         ttl_seconds = record.ttl_seconds or settings.ttl_seconds
         interval_ms = record.check.interval_seconds * 1000 if record.check else 0
@@ -333,8 +344,13 @@ class Registry:
         revision, number = (int(part) for part in cast("list[bytes]", reply))
         return Registered(record.instance_id, revision, number, ttl_seconds)
 
-    async def _note(self, thing: Thing) -> None:
-        """Tell the index that a service exists, before it is written; used again, it is noted again now and then."""
+    async def _note(self, thing: Thing, *, anew: bool = False) -> None:
+        """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
+
+        A registration notes it in any case: an empty service is visited rarely, and this one will have a lease to watch.
+        """
+        if not anew and monotonic() - self._noted.get(thing, -NOTE_SECONDS) < NOTE_SECONDS:
+            return
         if len(self._noted) > 10_000:
             self._noted.clear()
         await self.index.put(thing, SWEEP_IN_MS)

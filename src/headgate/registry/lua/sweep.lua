@@ -93,7 +93,7 @@ end
 redis.call('HSET', meta, 'visited', text_of(thing.now), 'protected_until', text_of(thing.protected_until))
 close_feed(thing, changes)
 local left = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
-local next_ms = math.min(history_ms, 60000)
+local next_ms = instances > 0 and VISIT_MS or math.min(history_ms, 60000)
 if left > 0 then
   next_ms = word == 'swept' and 0 or 500
 elseif first[2] then
