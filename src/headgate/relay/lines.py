@@ -91,18 +91,18 @@ class Line:
 
     @property
     def first(self) -> Waiter | None:
-        """Give the one with the lowest place; who has none yet comes last."""
+        """Give the one that keeps watch: about the lowest place of ours."""
         return self._first
 
     def sort(self) -> None:
-        """Find out who is first, after a place became known or somebody left."""
+        """Find out who is first, after a place became known or somebody left; they came about in their order."""
         first = self._first
-        if first is not None and first.id in self.waiters and len(self.waiters) > 1:
+        if first is not None and first.id in self.waiters:
             last = next(reversed(self.waiters.values()))
-            if not last.place or last.place >= first.place:
-                return
-        placed = (waiter for waiter in self.waiters.values() if waiter.place)
-        self._first = min(placed, key=lambda waiter: waiter.place, default=None)
+            if last.place and last.place < first.place:
+                self._first = last
+        else:
+            self._first = next((waiter for waiter in self.waiters.values() if waiter.place), None)
         if self._first is not None and self._first is not first:
             self._first.keep_watch()
 

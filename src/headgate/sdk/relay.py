@@ -23,6 +23,7 @@ from headgate.relay.forward import Request
 from headgate.relay.headers import pause_of, target_of
 from headgate.relay.incoming import Kept
 from headgate.relay.model import JobState, JobView, Order, Outcome, Upstream, UpstreamStatus, UpstreamView
+from headgate.relay.permits import Permit
 from headgate.relay.problems import PermitExpired
 from headgate.relay.relay import Relay as Feature
 from headgate.sdk.http import Http, problem_of
@@ -53,13 +54,19 @@ class RelayResponse(msgspec.Struct, frozen=True):
 class HeldPermit:
     """The permit of a block; say what became of the call if the end of the block does not tell it."""
 
-    def __init__(self, id: str, position: int, waited_ms: int) -> None:
+    def __init__(self, id: str, position: int, waited_ms: int, permit: Permit | None = None) -> None:
         self.id = id
+        self._permit = permit
         self.position = position
         self.waited_ms = waited_ms
         self.outcome: Outcome | None = None
         self.pause_seconds = 0.0
         self.answered_at: float | None = None
+
+    @property
+    def own(self) -> Permit | None:
+        """Give the permit itself where this process holds it, beside the store."""
+        return self._permit
 
     def answered(self) -> None:
         """Say that the answer has begun: the permit cools from now, not from the end of the block."""
@@ -237,15 +244,15 @@ class StoreRelay(Relay):
         permit = await self._feature.permits.acquire(
             upstream, view.policy, member_id(user, "user"), deadline=limit, units=permits
         )
-        permit.hand_over()
-        held = HeldPermit(permit.id, permit.position, round(permit.waited * 1000))
+        permit.sending()
+        held = HeldPermit(permit.id, permit.position, round(permit.waited * 1000), permit)
         return held, permit.lease_at - view.policy.delivery_seconds
 
     async def _settle(self, upstream: str, user: str, held: HeldPermit, outcome: Outcome, age_seconds: float) -> None:
-        view = await self._feature.upstreams.get(upstream)
-        await self._feature.permits.complete(
-            view, user, held.id, outcome, age_ms=int(age_seconds * 1000), pause_seconds=held.pause_seconds
-        )
+        assert held.own is not None
+        told = held.own.settle(outcome, age_seconds=age_seconds, pause_seconds=held.pause_seconds)
+        if told is not None:
+            await asyncio.wait((told,))
 
 
 class HttpRelay(Relay):
