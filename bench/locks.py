@@ -146,7 +146,7 @@ def race(peers_: Sequence[Peer], case: str, number: int, rounds: int, seconds: f
             figures = {
                 "pairs/s": pairs / found["seconds"],
                 "CPU µs": found["cpu"] / pairs * 1e6,
-                "server CPU µs": server / pairs * 1e6,
+                "server CPU µs": server / (pairs + found.get("warm", 0)) * 1e6,
             }
             if "handed" in found:
                 handed = sorted(found["handed"]) or [float("nan")]

@@ -31,7 +31,7 @@ async def main(case: str, port: int, seconds: float, number: int) -> dict[str, o
         for name in names:
             await pair(name)
         tasks = 1 if case == "alone" else min(number, 64)
-        return await race(pair, names, tasks, seconds)
+        return await race(pair, names, tasks, seconds) | {"warm": len(names)}
 
 
 async def race(

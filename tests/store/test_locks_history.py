@@ -141,6 +141,26 @@ async def test_histories_with_restarts_of_the_store(fresh_server: Callable[..., 
     assert len(world.history.holdings) > 50
 
 
+@pytest.mark.topology("sentinel", "cluster")
+async def test_histories_with_a_failover(fresh_server: Callable[..., Topology], prefix: str) -> None:
+    """The last writes may be lost, so two may think that they hold the lock; then the fence says who is right."""
+    server = fresh_server()
+    world = World(server.url, prefix, 11)
+    failovers = 0
+
+    def trouble() -> asyncio.Future[None] | None:
+        nonlocal failovers
+        if len(world.history.holdings) > 50 and not failovers:
+            failovers += 1
+            return asyncio.ensure_future(server.fail_over(world.clients[0].thing("a").key("meta")))
+        world.cancel_somebody()
+        return None
+
+    await world.run(4, trouble)
+    world.history.check(fifo=False, exclusive=False)
+    assert failovers == 1
+
+
 async def test_a_hundred_workers_count_exactly(server: Topology, prefix: str, store: Store) -> None:
     counter = 0
     async with AsyncExitStack() as stack:
