@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -47,6 +48,7 @@ ACTIONS = st.one_of(
     *action("admit", 1, number=st.integers(1, 3)),
     *action("live", 3, seconds=st.integers(1, 12), beating=st.just(set(ALL_SERVERS)) | st.sets(SERVERS),
             asking=st.just(set(EVERYBODY)) | st.sets(USERS)),
+    *action("lose_history", 1),
     *action("step_clock", 1, step=st.sampled_from([-3_600_000, 3_600_000, 20_000])),
 )  # fmt: skip
 
@@ -229,7 +231,8 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.do(self.world.beat(server, capacity, capacity + room, sessions=inside, as_of=self.seqs.get(server, 0)))
         views = {view.instance_id: view for view in self.do(self.world.room.servers("default", "main")).servers}
         # What the store may fill now; an entry that comes back to a kept seat may use the room above it.
-        self.model.offers[server] = capacity if not views[server].draining else 0
+        open_ = views[server].reported and not views[server].draining
+        self.model.offers[server] = capacity if open_ else 0
         self.model.beaten[server] = self.model.seconds
 
     def leave_server(self, server: str, drain: bool) -> None:
@@ -280,6 +283,18 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         for user, person in before.people.items():
             if person.state == "W":
                 assert after.people[user].state in "WPY", "a step of the clock abandons nobody"
+
+    def lose_history(self) -> None:
+        """Let the queue believe that the store failed over: tickets are void, servers have to report."""
+        thing = self.world.thing
+        before = self.do(self.world.look())
+        self.do(self.world.store.write(thing, "HSET", thing.key("meta"), "replid", secrets.token_hex(8)))
+        for person in before.people.values():
+            if person.state == "P":
+                with pytest.raises((TicketInvalid, TicketExpired)):
+                    self.do(self.world.redeem(person.ticket, "void"))
+        self.model.offers = dict.fromkeys(self.model.offers, 0)
+        assert self.do(self.world.look()).seats == before.seats, "holders keep their seats"
 
     @invariant()
     def nobody_is_lost(self) -> None:

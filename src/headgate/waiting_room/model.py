@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from headgate.kit.http import Wire
 
@@ -162,5 +162,3 @@ def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0) -> i
     base = min(base, MOST_POLL_MS, int(grace_seconds * 400))
     return max(LEAST_POLL_MS // 2, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))
 
-
-Text64 = Annotated[str, Meta(min_length=1, max_length=64)]

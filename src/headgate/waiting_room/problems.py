@@ -69,9 +69,3 @@ class SessionUnknown(HeadgateError):
     """No such session is inside."""
 
     code, status = "session_unknown", 404
-
-
-class ServerUnknown(HeadgateError):
-    """No such server offers seats in this queue."""
-
-    code, status = "server_unknown", 404
