@@ -131,6 +131,10 @@ async def unencodable(call: Call) -> object:
     return object()
 
 
+async def split_header(call: Call) -> Answer:
+    return Answer("a", headers={"location": "/a\r\nSet-Cookie: b=c"})
+
+
 async def wait(call: Call) -> Answer:
     """Wait until the client leaves or the gateway stops."""
     await call.attend(asyncio.sleep(600))
@@ -214,6 +218,7 @@ def operations(store: Store) -> list[Operation]:
         replace(public("GET", "/sample/store", ask_store), answer=dict[str, bool]),
         replace(public("GET", "/sample/broken", broken), documented=False),
         replace(public("GET", "/sample/unencodable", unencodable), documented=False),
+        replace(public("GET", "/sample/split-header", split_header), documented=False),
         replace(public("GET", "/sample/bare", bare), errors=(CupboardBare,), documented=False),
         replace(public("GET", "/sample/wait", wait), documented=False),
         replace(public("GET", "/sample/count", count), query=Search, content_type=EVENTS, documented=False),

@@ -256,7 +256,7 @@ def test_problem_carries_what_the_handler_said(anyone: httpx2.Client) -> None:
     assert response.headers["retry-after"] == "3"
 
 
-@pytest.mark.parametrize("path", ["/sample/broken", "/sample/unencodable"])
+@pytest.mark.parametrize("path", ["/sample/broken", "/sample/unencodable", "/sample/split-header"])
 def test_what_goes_wrong_inside_stays_inside(anyone: httpx2.Client, sample: SampleProcess, path: str) -> None:
     response = anyone.get(path)
     document = problem(response, 500, "internal")

@@ -30,7 +30,10 @@ _encode_any = msgspec.json.Encoder(enc_hook=str).encode
 
 def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
     named = {**_SECURITY, **({"content-type": content_type} if content_type else {})}
-    named.update((name.lower(), value) for name, value in own.items())
+    for name, value in own.items():
+        if "\r" in value or "\n" in value:
+            raise ValueError(f"the header {name} would be more than one line")
+        named[name.lower()] = value
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
 
 
