@@ -158,6 +158,19 @@ async def test_a_report_never_ends_a_session_whose_answer_is_on_its_way(scene: S
         assert view.sessions == 1, "what a whole report lacks has ended"
 
 
+async def test_a_session_whose_answer_was_lost_is_ended_by_the_next_reports(scene: Scene) -> None:
+    await scene.create()
+    async with scene.hg.queue.offer_seats(capacity=5, address="ws://here") as offer:
+        status = await promoted(scene)
+        assert isinstance(status.ticket_id, str)
+        # Not through the offer: as if its answer had never arrived.
+        await scene.hg.queue.redeem(status.ticket_id, session_id="lost", instance_id=offer.instance_id)
+        await offer.beat()
+        await offer.beat()
+        [view] = (await scene.hg.queue.servers()).servers
+        assert view.sessions == 0
+
+
 async def test_a_signed_ticket_is_checked_offline(scene: Scene) -> None:
     await scene.create(capacity=1)
     status = await promoted(scene)

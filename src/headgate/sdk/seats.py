@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from headgate.kit.ids import new_ulid
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.waiting_room.model import BEAT_SECONDS, Reason, Redeemed
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Offer:
         self._line = line
         self._latest = 0
         self._under_way: dict[object, int] = {}
+        self._redeems = 0
         self._report_in = 0
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
@@ -76,11 +77,15 @@ class Offer:
         """Spend a ticket for a session on this server."""
         call = object()
         self._under_way[call] = self._latest
+        self._redeems += 1
         try:
             redeemed = await self._line.redeem(self.queue, ticket_id, session_id, self.instance_id)
             self.sessions.add(session_id)
             self._latest = max(self._latest, redeemed.seq)
             return redeemed
+        except StoreUnavailable:
+            self._report_in = 0  # it may have been redeemed; the next report tells that nobody came in
+            raise
         finally:
             del self._under_way[call]
 
@@ -106,6 +111,7 @@ class Offer:
         """Renew the lease; every so often, and whenever the store asks, say who is inside."""
         reporting = self._report_in <= 0
         as_of = min(self._under_way.values(), default=self._latest)
+        at_rest, redeems = not self._under_way, self._redeems
         beat = await self._line.heartbeat(
             self.queue,
             self.instance_id,
@@ -116,6 +122,9 @@ class Offer:
             as_of=as_of,
         )
         self._report_in = REPORT_EVERY if reporting else self._report_in - 1
+        if at_rest and redeems == self._redeems and beat.seq > self._latest:
+            # Somebody was let in whose answer never reached us, and nothing is on its way any more.
+            self._latest, self._report_in = beat.seq, 0
         if beat.report:
             self._report_in = 0
             if not reporting:
