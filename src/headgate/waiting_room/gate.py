@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Final
 
 import msgspec
+from prometheus_client import Counter
 
 from headgate.kit.ids import new_uuid
 from headgate.kit.life import Job
@@ -34,6 +35,7 @@ FULL_SECONDS: Final = 0.1
 COOL_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
+MOST_RECOGNISED: Final = 20_000
 NICKNAME: Final = "visitor"
 
 VERDICTS = counter("headgate_gate_verdicts_total", "What gates answered, and why.", ["verdict", "reason"])
@@ -79,6 +81,9 @@ class Verdict(msgspec.Struct, frozen=True):
     visitor: Visitor | None = None
 
 
+_UNGUARDED: Final = Verdict(True, Reason.UNGUARDED)
+
+
 class Gate:
     """Answers for all queues of a store."""
 
@@ -89,6 +94,10 @@ class Gate:
         self.traffic = Traffic(store, room.queues, self.rules)
         self._keys: PassKeys | None = None
         self._full: dict[Thing, float] = {}
+        # A reason is either one to pass or one to wait, so it finds the count of both.
+        self._counted: dict[Reason, Counter] = {}
+        # Cookies that were found good: the same few bytes come with every picture of a page.
+        self._recognised: dict[str, Visitor] = {}
         # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
         self._inside: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
 
@@ -100,8 +109,14 @@ class Gate:
 
     async def ask(self, question: Question) -> Verdict:
         """Decide one request."""
-        verdict = await self._decide(question)
-        VERDICTS.labels("pass" if verdict.passes else "wait", verdict.reason).inc()
+        match = self.rules.match(question.namespace, question.resource, question.event_type, question.target)
+        if match is None:
+            verdict = _UNGUARDED
+        else:
+            if match.automatic:
+                self.traffic.count(match.guard, match.resource)
+            verdict = self._at_once(match, question) or await self._decide(match, question)
+        self._count(verdict)
         return verdict
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
@@ -111,7 +126,7 @@ class Gate:
 
     async def visitor(self, cookie: str) -> Visitor | None:
         """Read a visitor's cookie; None if it is not good."""
-        return (await self.keys()).open(cookie, self.rules.now()) if cookie else None
+        return self._recognise(await self.keys(), cookie, self.rules.now()) if cookie else None
 
     def jobs(self) -> list[Job]:
         """Give what a worker does for the gate."""
@@ -121,21 +136,30 @@ class Gate:
         """Make a visitor whom we have not seen before."""
         return Visitor(new_uuid(), int(self.rules.now()) + VISITOR_SECONDS)
 
-    async def _decide(self, question: Question) -> Verdict:
-        match = self.rules.match(question.namespace, question.resource, question.event_type, question.target)
-        if match is None:
-            return Verdict(True, Reason.UNGUARDED)
-        if match.automatic:
-            self.traffic.count(match.guard, match.resource)
-        if await self._bypasses(match, question):
+    def _at_once(self, match: Match, question: Question) -> Verdict | None:
+        """Decide without the store; None if that cannot be done."""
+        if match.bypassed or (match.bypasses and self._bypasses(match, question)):
             return Verdict(True, Reason.BYPASS, match.queue.name)
         if not match.active:
             return Verdict(True, Reason.OFF, match.queue.name)
-        visitor = None if question.user_id else await self.visitor(question.cookie)
-        held = self._held(match, question.user_id, visitor)
-        if held is not None and not held.renewable(self.rules.now()):
-            return Verdict(True, Reason.INSIDE, match.queue.name)
+        now = self.rules.now()
+        held = self._held(match, question.user_id, self._shown(question, now), now)
+        if held is None or held.renewable(now):
+            return None
+        return Verdict(True, Reason.INSIDE, match.queue.name)
+
+    async def _decide(self, match: Match, question: Question) -> Verdict:
+        """Decide with the store's help."""
+        held = None
         try:
+            if self._keys is None:
+                await self.keys()
+                verdict = self._at_once(match, question)
+                if verdict is not None:
+                    return verdict
+            now = self.rules.now()
+            visitor = self._shown(question, now)
+            held = self._held(match, question.user_id, visitor, now)
             if held is not None:
                 renewed = await self._renew(match, question.user_id, visitor)
                 if renewed is not None:
@@ -151,28 +175,47 @@ class Gate:
             # Switched off or deleted a moment ago: whoever asks passes.
             return Verdict(True, Reason.OFF, match.queue.name)
 
-    async def _bypasses(self, match: Match, question: Question) -> bool:
+    def _bypasses(self, match: Match, question: Question) -> bool:
         guard = match.guard
-        if question.target and guard.open_paths.match(question.target):
-            return True
         if question.client and guard.open_networks and within(question.client, guard.open_networks):
             return True
         name = guard.policy.bypass.header.lower().encode()
         value = question.headers.get(name) if name else None
-        if value is None:
+        if value is None or self._keys is None:
             return False
-        return (await self.keys()).bypasses(value.decode("latin-1"), guard.thing.tag, self.rules.now())
+        return self._keys.bypasses(value.decode("latin-1"), guard.thing.tag, self.rules.now())
 
-    def _held(self, match: Match, user_id: str, visitor: Visitor | None) -> Pass | None:
+    def _shown(self, question: Question, now: float) -> Visitor | None:
+        """Give whose cookie comes with a request; None if it has no good one, or an account stands for the visitor."""
+        if self._keys is None or not question.cookie or question.user_id:
+            return None
+        return self._recognise(self._keys, question.cookie, now)
+
+    def _recognise(self, keys: PassKeys, cookie: str, now: float) -> Visitor | None:
+        visitor = self._recognised.get(cookie)
+        if visitor is None:
+            visitor = keys.open(cookie, now)
+            if visitor is None:
+                return None
+            if len(self._recognised) >= MOST_RECOGNISED:
+                self._recognised.clear()
+            self._recognised[cookie] = visitor
+        return visitor if visitor.expires > now else None
+
+    def _held(self, match: Match, user_id: str, visitor: Visitor | None, now: float) -> Pass | None:
         """Find a pass that is good for this queue as it is now."""
         held = self._inside.get((match.queue, user_id)) if user_id else None
         if visitor is not None:
-            held = visitor.pass_for(match.queue.tag)
-        guard = self.rules.guard(match.queue) or match.guard
-        if held is None or held.expires <= self.rules.now() or held.generation != guard.generation:
+            held = visitor.pass_for(match.tag)
+        if held is None:
             return None
-        revoked_ms = guard.revoked.get(user_id or (visitor.id if visitor else ""), 0.0)
-        return held if held.issued * 1000 > revoked_ms else None
+        guard = (self.rules.guard(match.queue) or match.guard) if match.derived else match.guard
+        if held.expires <= now or held.generation != guard.generation:
+            return None
+        if guard.revoked:
+            revoked_ms = guard.revoked.get(user_id or (visitor.id if visitor else ""), 0.0)
+            return held if held.issued * 1000 > revoked_ms else None
+        return held
 
     async def _renew(self, match: Match, user_id: str, visitor: Visitor | None) -> Verdict | None:
         """Renew a session and its pass together, so that a pass never outlives its seat; None if the session is over."""
@@ -227,3 +270,10 @@ class Gate:
                 self._full.clear()
             self._full[queue] = now
         return called > 0
+
+    def _count(self, verdict: Verdict) -> None:
+        counted = self._counted.get(verdict.reason)
+        if counted is None:
+            words = "pass" if verdict.passes else "wait"
+            counted = self._counted[verdict.reason] = VERDICTS.labels(words, verdict.reason)
+        counted.inc()

@@ -22,7 +22,9 @@ from headgate.waiting_room.returns import elsewhere, safe_return
 from headgate.waiting_room.room import WaitingRoom
 
 Name = Annotated[str, Meta(max_length=256)]
+Thing = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
 RETRY_SECONDS: Final = 5
+_PASS: Final = Answer(b"")
 
 
 class CheckQuery(Wire):
@@ -42,6 +44,14 @@ class CheckAnswer(Wire, omit_defaults=True):
     rank: int | None = None
     wait_url: str | None = None
     reason: str = ""
+
+
+class GateQuery(Wire):
+    """What the proxy's own configuration says of a location; nothing in it comes from the visitor."""
+
+    namespace: Thing = "default"
+    resource: Thing = ""
+    event_type: Thing = ""
 
 
 class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}, forbid_unknown_fields=True):
@@ -164,6 +174,18 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
         ),
         Operation(
             "GET",
+            "/gate/nginx",
+            _Nginx(gate).ask,
+            "Ask for nginx",
+            access=Access.PUBLIC,
+            tag="gate",
+            query=GateQuery,
+            limit="gate",
+            name="ask_for_nginx",
+            documented=False,
+        ),
+        Operation(
+            "GET",
             "/wait/{queue}",
             _WaitPage(gate, room).show,
             "The waiting page",
@@ -179,17 +201,48 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
 
 
 def mount(gate: Gate) -> Mount:
-    """Give the proxies' gate: they ask with any method, so it is a plain application."""
+    """Give the gate of the proxies that ask with any method, which is why it is a plain application."""
     return Mount("/gate", _Proxies(gate), Access.PUBLIC, limit="gate", bearer=False)
 
 
+class _Nginx:
+    """`/gate/nginx`, asked before each page and each picture: whoever is let through costs as little as can be."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def ask(self, call: Call) -> Answer:
+        """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
+        query: GateQuery = call.query
+        target = call.headers.get(b"x-original-uri", b"/").decode("latin-1")
+        secure = is_secure(call)
+        verdict = await self._gate.ask(
+            Question(
+                query.namespace,
+                query.resource,
+                query.event_type,
+                target,
+                call.client,
+                "",
+                read_cookie(call.headers.get(b"cookie"), secure=secure),
+                call.headers,
+            )
+        )
+        if verdict.passes and verdict.visitor is None:
+            return _PASS
+        headers = await cookie_headers(self._gate, verdict.visitor, secure=secure)
+        if verdict.passes:
+            return Answer(b"", 200, headers)
+        headers["X-Headgate-Location"] = wait_url(query.namespace, verdict.queue, target)
+        return Answer(b"", 401, headers)
+
+
 class _Proxies:
-    """`/gate/nginx`, `/gate/forward` and `/gate/envoy`."""
+    """`/gate/forward` and `/gate/envoy`, asked with any method."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._dialects: dict[str, Callable[[Call, dict[str, str]], Awaitable[Answer]]] = {
-            "nginx": self._nginx,
             "forward": self._forward,
             "envoy": self._envoy,
         }
@@ -225,20 +278,11 @@ class _Proxies:
                 event_type=thing_name(options["eventType"], "eventType") if "eventType" in options else "",
                 target=target,
                 client=call.client,
-                cookie=read_cookie(call.header("cookie"), secure=secure) or "",
+                cookie=read_cookie(call.headers.get(b"cookie"), secure=secure),
                 headers=call.headers,
             )
         )
         return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
-
-    async def _nginx(self, call: Call, options: dict[str, str]) -> Answer:
-        """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
-        target = call.header("x-original-uri") or "/"
-        verdict, headers = await self._ask(call, options, target)
-        if verdict.passes:
-            return Answer(status=200, headers=headers)
-        headers["X-Headgate-Location"] = wait_url(options.get("namespace", "default"), verdict.queue, target)
-        return Answer(status=401, headers=headers)
 
     async def _forward(self, call: Call, options: dict[str, str]) -> Answer:
         """Traefik and Caddy pass on to the visitor whatever is not 2xx."""
@@ -294,7 +338,7 @@ class _WaitPage:
             plain=query.plain == "1",
         )
         words = words_of(language)
-        visitor = await self._gate.visitor(read_cookie(call.header("cookie"), secure=secure) or "")
+        visitor = await self._gate.visitor(read_cookie(call.headers.get(b"cookie"), secure=secure))
         visitor = visitor or self._gate.newcomer()
         try:
             entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
@@ -332,8 +376,11 @@ async def cookie_headers(gate: Gate, visitor: Visitor | None, *, secure: bool) -
 
 def is_secure(call: Call) -> bool:
     """Tell whether the visitor came by https: by the connection, or by the word of the proxy in front."""
+    told = call.headers.get(b"x-forwarded-proto")
+    if told:
+        return told.split(b",")[0].strip() == b"https"
     scheme: str = call.scope.get("scheme", "http")
-    return (call.header("x-forwarded-proto") or scheme).split(",")[0].strip() == "https"
+    return scheme == "https"
 
 
 def _sent_to(address: str, headers: dict[str, str]) -> Answer:

@@ -54,33 +54,31 @@ class Guard:
         self.open_paths = PathRules(self.policy.bypass.paths, literal=True)
         self.open_networks: list[Network] = read_networks(self.policy.bypass.addresses)
 
-    @property
-    def guards(self) -> bool:
-        """Tell whether any request is matched by this queue's own rules."""
-        return bool(self.policy.paths) or self.policy.auto is not None
+    def same_as(self, other: Guard) -> bool:
+        """Tell whether another reading found the same policy, the same generation and the same resources on."""
+        return (self.version, self.generation, self.on) == (other.version, other.generation, other.on)
 
 
-class Match(msgspec.Struct, frozen=True):
-    """What a request is about: the queue to stand in, and, where it is automatic, whose traffic counts and for what."""
+class Match:
+    """What a request is about: the queue to stand in, and, where it is automatic, whose traffic counts and for what.
 
-    queue: Thing
-    guard: Guard
-    resource: str = ""
+    It is asked for with every request and changes only with its guard, so everything about it is worked out here.
+    """
 
-    @property
-    def automatic(self) -> bool:
-        """Tell whether this queue switches itself on and off."""
-        return self.guard.policy.auto is not None
+    __slots__ = ("active", "automatic", "bypassed", "bypasses", "derived", "guard", "queue", "resource", "tag")
 
-    @property
-    def active(self) -> bool:
-        """Tell whether people must stand in line now."""
-        return not self.automatic or self.guard.policy.queue_all or self.resource in self.guard.on
-
-    @property
-    def derived(self) -> bool:
-        """Tell whether the queue is made from a template."""
-        return self.queue != self.guard.thing
+    def __init__(self, queue: Thing, guard: Guard, target: str, resource: str = "") -> None:
+        policy = guard.policy
+        self.queue = queue
+        self.tag = queue.tag
+        self.guard = guard
+        self.resource = resource
+        self.automatic = policy.auto is not None
+        self.active = not self.automatic or policy.queue_all or resource in guard.on
+        # Made from a template?
+        self.derived = queue != guard.thing
+        self.bypassed = bool(target) and guard.open_paths.match(target)
+        self.bypasses = bool(guard.open_networks or policy.bypass.header)
 
 
 class GateRules:
@@ -163,17 +161,15 @@ class GateRules:
             self._stale.add(thing)
             raise
         guard = Guard(thing, cast("list[Reply]", reply))
-        before = self._guards.get(thing)
-        self._guards[thing] = guard
         self._base = guard.now_ms / 1000 - guard.read_at
-        if before is None or (before.version, before.generation, before.on) != (
-            guard.version,
-            guard.generation,
-            guard.on,
-        ):
-            self._matches.clear()
+        known = self._guards.get(thing)
+        if known is not None and known.same_as(guard):
+            # Nothing that a match was worked out from: all that are known stay good.
+            known.revoked, known.now_ms, known.read_at = guard.revoked, guard.now_ms, guard.read_at
+            guard = known
         else:
-            self._matches = {key: _renewed(match, guard) for key, match in self._matches.items()}
+            self._guards[thing] = guard
+            self._matches.clear()
         if thing not in self._listening:
             stack = self._listening[thing] = ExitStack()
             stack.enter_context(self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words)))
@@ -206,9 +202,9 @@ class GateRules:
             if auto is not None:
                 named = self._named(guard, resource, target)
                 if named and fnmatchcase(named, auto.resource) and auto.event_type in ("", event_type):
-                    return self._automatic(guard, named, event_type)
+                    return self._automatic(guard, named, event_type, target)
             elif (resource and resource == guard.thing.name) or (not resource and guard.paths.match(target)):
-                return Match(guard.thing, guard)
+                return Match(guard.thing, guard, target)
         return None
 
     @staticmethod
@@ -220,15 +216,9 @@ class GateRules:
             return resource
         return auto.resource.replace("*", _NOT_A_NAME.sub("-", captured), 1)
 
-    def _automatic(self, guard: Guard, resource: str, event_type: str) -> Match:
+    def _automatic(self, guard: Guard, resource: str, event_type: str, target: str) -> Match:
         auto = guard.policy.auto
         if auto is not None and "*" not in auto.resource:
-            return Match(guard.thing, guard, resource)
+            return Match(guard.thing, guard, target, resource)
         name = f"{resource}:{event_type}" if event_type else resource
-        return Match(self._store.thing("queue", guard.thing.namespace, name[:128]), guard, name[:128])
-
-
-def _renewed(match: Match | None, guard: Guard) -> Match | None:
-    if match is None or match.guard.thing != guard.thing:
-        return match
-    return Match(match.queue, guard, match.resource)
+        return Match(self._store.thing("queue", guard.thing.namespace, name[:128]), guard, target, name[:128])

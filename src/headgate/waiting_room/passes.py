@@ -16,6 +16,8 @@ import msgspec
 
 NAME_HTTPS: Final = "__Host-headgate"
 NAME_HTTP: Final = "headgate"
+_HTTPS: Final = NAME_HTTPS.encode() + b"="
+_HTTP: Final = NAME_HTTP.encode() + b"="
 MOST_PASSES: Final = 8
 LONGEST: Final = 3000
 VISITOR_SECONDS: Final = 7 * 24 * 3600
@@ -119,14 +121,16 @@ def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> s
     return f"{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Lax{flags}"
 
 
-def read_cookie(header: str | None, *, secure: bool) -> str | None:
-    """Find our cookie in a Cookie header; on https only the host-bound name counts."""
-    wanted = NAME_HTTPS if secure else NAME_HTTP
-    for part in (header or "").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == wanted:
-            return value
-    return None
+def read_cookie(header: bytes | None, *, secure: bool) -> str:
+    """Find our cookie in a Cookie header, empty if it is not there; on https only the host-bound name counts."""
+    wanted = _HTTPS if secure else _HTTP
+    if not header:
+        return ""
+    for part in header.split(b";"):
+        part = part.strip()
+        if part.startswith(wanted):
+            return part[len(wanted) :].decode("latin-1")
+    return ""
 
 
 _decode = msgspec.json.Decoder(Visitor).decode

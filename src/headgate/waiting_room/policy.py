@@ -17,6 +17,7 @@ from headgate.waiting_room.paths import check_glob, read_networks
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 MANY_SEATS: Final = 10_000_000
+FASTEST: Final = 1_000_000
 
 
 class Seats(StrEnum):
@@ -61,10 +62,15 @@ class Auto(Wire):
 
     resource: Annotated[str, Meta(min_length=1, max_length=256)]
     event_type: Annotated[str, Meta(max_length=64)] = ""
-    threshold: Annotated[int, Meta(ge=1)] = 100
+    threshold: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 100
     window_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10
     cooldown_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 60
     max_queues: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+    @property
+    def own_rate(self) -> float:
+        """Give the admissions a second that keep the traffic at the threshold."""
+        return min(max(0.1, self.threshold / self.window_seconds), FASTEST)
 
 
 class Policy(Wire, kw_only=True):
@@ -167,7 +173,7 @@ class PolicyChange(Wire, kw_only=True):
             # A gate's queue has no servers, and those inside when it switches on were never counted: it admits by rate.
             wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
             if isinstance(auto := wanted.get("auto"), Auto):
-                wanted.setdefault("rate_per_second", max(0.1, auto.threshold / auto.window_seconds))
+                wanted.setdefault("rate_per_second", auto.own_rate)
         return msgspec.structs.replace(policy or Policy(), **wanted).checked()
 
 

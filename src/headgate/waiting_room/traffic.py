@@ -132,5 +132,5 @@ def derived_policy(template: Policy) -> PolicyChange:
     if template.seats is Seats.SERVERS and template.capacity is None:
         values.update(seats=Seats.FIXED, capacity=MANY_SEATS)
     if template.rate_per_second is None and auto is not None:
-        values["rate_per_second"] = max(0.1, auto.threshold / auto.window_seconds)
+        values["rate_per_second"] = auto.own_rate
     return PolicyChange(**values)
