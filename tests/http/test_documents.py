@@ -104,6 +104,7 @@ def test_page_that_is_known_is_not_sent_again(anyone: httpx2.Client) -> None:
     again = anyone.get("/docs/assets/docs.js", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304
     assert again.content == b""
+    assert "content-length" not in again.headers
 
 
 def test_front_door_leads_to_the_console(anyone: httpx2.Client) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import httpx2
 import psutil
 import pytest
 
-from tests.http.sample_process import SampleProcess, SampleStarter
-from tests.topology import HOST, free_port, wait_until
+from headgate.gateway import fleet
+from headgate.gateway.server import listening
+from headgate.gateway.settings import GatewaySettings
+from headgate.gateway.worker import Orders
+from headgate.kit import logs
+from tests.http.sample import open_sample
+from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
+from tests.topology import HOST, eventually, free_port, wait_until
 
 SEARCH = 'headgate_http_requests_total{operation="search",status="200"}'
 MANY = 5000
@@ -178,6 +188,28 @@ def test_debug_is_switched_in_every_process(fresh_sample: SampleStarter) -> None
     wait_until(lambda: logged() == 16, 5, "both workers log their requests")
     sample.process.send_signal(signal.SIGUSR1)
     wait_until(lambda: logged() == 0, 5, "neither does any more")
+
+
+async def test_worker_that_hangs_is_replaced(sample: SampleProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "HUNG_SECONDS", 3.0)
+    settings = GatewaySettings(admin_token=sample.token, limits={"tight": TIGHT})
+    factory = partial(open_sample, sample.store_settings(), settings, logs.Level.INFO)
+    orders = pickle.dumps((sys.path, pickle.dumps(Orders(factory=factory, backpressure=100, websockets=False))))
+    quiet = asyncio.Event()
+    with listening(HOST, 0) as listener:
+        hangs = fleet.Fleet(1, orders, listener, quiet)
+        running = asyncio.ensure_future(hangs.run(quiet_seconds=0, stop_seconds=5))
+
+        async def ready() -> bool:
+            return await hangs.ready() is None
+
+        await eventually(ready, 20)
+        (worker,) = (each for each in psutil.Process().children() if "headgate.gateway.worker" in each.cmdline())
+        worker.suspend()
+        await eventually(lambda: not worker.is_running(), 10, "the hung worker is gone")
+        await eventually(ready, 20, "another one took its place")
+        quiet.set()
+        await asyncio.wait_for(running, 10)
 
 
 def test_many_idle_connections_and_streams_leave_room_for_requests(fresh_sample: SampleStarter) -> None:

@@ -174,7 +174,7 @@ class Gateway:
             if logs.debugging():
                 _log(call, title, status, seconds)
             own = [*shared, *extra, (b"x-request-id", call.request_id.encode())]
-            if status != 204:
+            if status not in (204, 304):
                 own.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": status, "headers": own})
             await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
