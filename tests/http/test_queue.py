@@ -347,6 +347,20 @@ async def test_the_store_away_is_a_503_at_once(fresh_server: Any, fresh_gateway:
             assert int(answer.headers["retry-after"]) >= 1
 
 
+async def test_the_gateway_shows_the_seeds_counters_at_the_first_look(server: Topology, fresh_gateway: Any) -> None:
+    process: GatewayProcess = fresh_gateway(server.url)
+    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
+        await admin.put("/api/admin/queues/main", json={"capacity": 5, "ratePerSecond": 0})
+        for number in range(3):
+            await admin.post("/api/queue/entry", json={"nickname": f"n{number}"})
+        await admin.post("/api/admin/queues/main/admit", json={"count": 2})
+        text = (await admin.get("/metrics")).text
+    assert 'ticket_issued_count{queue="main"} 2.0' in text
+    assert 'ticket_expired_count{queue="main"} 0.0' in text
+    assert 'headgate_queue_waiting{queue="main"} 1.0' in text
+    assert 'headgate_queue_wait_seconds_count{queue="main"} 2.0' in text
+
+
 async def test_configured_keys_sign_and_rotate(server: Topology, fresh_gateway: Any) -> None:
     old, new = SigningKeys.generate(), SigningKeys.generate()
     both = msgspec.json.encode({"keys": msgspec.json.decode(new)["keys"] + msgspec.json.decode(old)["keys"]}).decode()

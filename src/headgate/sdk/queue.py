@@ -7,7 +7,8 @@ gateway's routes. What is built on top of them is the same code for both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
@@ -39,7 +40,7 @@ class Line(Protocol):
 
     async def status(self, queue: str, user_id: str, place_token: str | None) -> Status: ...
 
-    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncIterator[Status]: ...
+    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]: ...
 
     async def leave(self, queue: str, user_id: str, place_token: str | None) -> None: ...
 
@@ -103,12 +104,13 @@ class Queue:
         last: Status | None = None
         while True:
             try:
-                async for status in self._line.stream(queue, user_id, place_token):
-                    if _shown(status) != _shown(last):
-                        yield status
-                    last = status
-                    if status.status not in _IN_LINE:
-                        return
+                async with aclosing(self._line.stream(queue, user_id, place_token)) as statuses:
+                    async for status in statuses:
+                        if _shown(status) != _shown(last):
+                            yield status
+                        last = status
+                        if status.status not in _IN_LINE:
+                            return
             except StoreUnavailable:
                 pass
             await asyncio.sleep(_RETRY_SECONDS)
@@ -203,7 +205,7 @@ class StoreLine:
     async def status(self, queue: str, user_id: str, place_token: str | None) -> Status:
         return await self._room.status(self._namespace, queue, user_id, place_token=place_token, trusted=True)
 
-    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncIterator[Status]:
+    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]:
         return self._room.watch(self._namespace, queue, user_id, place_token=place_token, trusted=True)
 
     async def leave(self, queue: str, user_id: str, place_token: str | None) -> None:
@@ -286,7 +288,7 @@ class HttpLine:
             answer=Status,
         )
 
-    async def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncIterator[Status]:
+    async def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]:
         query = self._query(queue, userId=user_id)
         async with self._http.events("/api/queue/stream", query=query, headers=_token(place_token)) as events:
             async for event in events:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -249,14 +250,15 @@ class _Api:
         return Answer(keys.jwks(), headers={"Cache-Control": "public, max-age=300"})
 
 
-async def _events(first: Status, rest: AsyncIterator[Status]) -> AsyncIterator[bytes]:
-    yield event("status", first)
-    try:
-        async for status in rest:
-            yield event("status", status)
-    except HeadgateError as error:
-        # The answer is under way, so its status cannot say it any more.
-        yield event("problem", error.document())
+async def _events(first: Status, rest: AsyncGenerator[Status, None]) -> AsyncIterator[bytes]:
+    async with aclosing(rest):
+        yield event("status", first)
+        try:
+            async for status in rest:
+                yield event("status", status)
+        except HeadgateError as error:
+            # The answer is under way, so its status cannot say it any more.
+            yield event("problem", error.document())
 
 
 def _token(call: Call) -> str | None:

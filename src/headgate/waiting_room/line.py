@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from typing import Final, cast
 
@@ -129,7 +129,7 @@ class Line:
 
     async def watch(
         self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool
-    ) -> AsyncIterator[Status]:
+    ) -> AsyncGenerator[Status, None]:
         """Give each change until there is nothing more to come; an outage of the store is waited out."""
         changed = asyncio.Event()
         self._watch(thing, user_id, changed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from threading import get_ident
 from time import monotonic
 from typing import Final
 
@@ -47,6 +49,7 @@ _COUNTS: Final = {
     "ticket_expired_count": ("Tickets not used in time.", "expired_total"),
 }
 FRESH_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 1.0
 
 log = structlog.get_logger()
 
@@ -60,6 +63,7 @@ class QueueNumbers:
     def __init__(self, look: Callable[[], Awaitable[dict[str, Figures]]]) -> None:
         self._look = look
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._figures: dict[str, Figures] = {}
         self._looked = -FRESH_SECONDS
         self._looking: asyncio.Task[None] | None = None
@@ -73,9 +77,13 @@ class QueueNumbers:
             log.debug("queue figures not read", error=error.detail)
 
     def collect(self) -> Iterable[Metric]:
-        """Give what is known, and look again behind the asker's back if that is old. May be called from any thread."""
+        """Give what is known; if that is old, look first, or, where waiting would stop the loop, behind the asker's back."""
         if monotonic() - self._looked > FRESH_SECONDS and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._refresh_soon)
+            if get_ident() == self._thread:
+                self._refresh_soon()
+            else:
+                with suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(self.refresh(), self._loop).result(PATIENCE_SECONDS)
         for name, (text, field) in _GAUGES.items():
             family = GaugeMetricFamily(name, text, labels=["queue"])
             for queue, figures in self._figures.items():

@@ -21,6 +21,7 @@ from headgate.waiting_room.settings import WaitingRoomSettings
 PROMOTE = script("headgate.waiting_room", "promote")
 
 LOOK_SECONDS: Final = 0.1
+RETRY_SECONDS: Final = 1.0
 CLAIMS: Final = 16
 STEPS: Final = 25
 
@@ -72,6 +73,7 @@ class Promotion:
                 await self.look()
             except HeadgateError as error:
                 log.warning("queues not visited", error=error.detail)
+                await asyncio.sleep(RETRY_SECONDS)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _visit_all(self, claims: Sequence[Claim]) -> None:

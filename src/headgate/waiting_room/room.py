@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, cast
@@ -99,7 +99,7 @@ class WaitingRoom:
 
     def watch(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False
-    ) -> AsyncIterator[Status]:
+    ) -> AsyncGenerator[Status, None]:
         """Give each change of somebody's status until there is nothing more to come."""
         thing = self.queues.thing(namespace, queue)
         return self._line.watch(thing, user_id, place_token=place_token, trusted=trusted)
