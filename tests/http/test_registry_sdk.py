@@ -135,10 +135,12 @@ async def test_a_slow_listener_holds_up_nobody(hg: Headgate) -> None:
     gate = threading.Event()
     heard: list[str] = []
 
-    def slow(change: Change) -> None:
-        gate.wait(20)
+    for _ in range(40):  # more than any pool of threads has
 
-    await hg.registry.subscribe("game/kr-1", slow)
+        def slow(change: Change) -> None:
+            gate.wait(20)
+
+        await hg.registry.subscribe("game/kr-1", slow)
 
     async def quick(change: Change) -> None:
         heard.append(change.instance.instance_id)
@@ -147,6 +149,7 @@ async def test_a_slow_listener_holds_up_nobody(hg: Headgate) -> None:
     for number in range(20):
         await hg.registry.register(type="game", group="kr-1", instance_id=f"i{number}")
     await eventually(lambda: len(heard) == 20)
+    assert len(await hg.registry.discover("game", "kr-1")) == 20
     gate.set()
 
 

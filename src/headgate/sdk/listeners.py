@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 import structlog
@@ -49,9 +51,35 @@ class Listening(Generic[C]):
             while self._waiting:
                 change = self._waiting.popleft()
                 try:
-                    # In a thread: a plain function that takes its time must not hold up heartbeats.
-                    answer = await asyncio.to_thread(self.listener, change) if plain else self.listener(change)
+                    answer = await _in_thread(self.listener, change) if plain else self.listener(change)
                     if inspect.isawaitable(answer):
                         await answer
                 except Exception:  # whoever listens is not our code, and the others must go on
                     log.exception("a listener failed")
+
+
+async def _in_thread(listener: Listener[C], change: C) -> object:
+    """Call a plain function in a thread of its own: one that hangs must hold up neither heartbeats nor its neighbours."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[object] = loop.create_future()
+
+    def settle(result: object, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def call() -> None:
+        result: object = None
+        failure: Exception | None = None
+        try:
+            result = listener(change)
+        except Exception as error:  # noqa: BLE001  # it is raised again where the listener is awaited
+            failure = error
+        with suppress(RuntimeError):  # the loop may be gone by the time a slow listener returns
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=call, name="headgate listener", daemon=True).start()
+    return await answer
