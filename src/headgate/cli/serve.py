@@ -104,7 +104,7 @@ def assemble(
             *gate_operations(gate, room),
         ],
         mounts=[gate_mount(gate), relay.mount()],
-        keepers=[presence, live.run, gate.rules.keep, gate.traffic.keep],
+        keepers=[presence, live.run, gate.rules.keep, gate.keep],
         jobs=[
             Job("presence", presence),
             Job("live settings", live.run),

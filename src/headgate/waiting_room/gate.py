@@ -6,13 +6,13 @@ somebody who must stand in line, or whose pass is in its last third, is looked u
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from enum import StrEnum
 from time import monotonic
 from typing import Final
 
 import msgspec
-from prometheus_client import Counter
 
 from headgate.kit.ids import new_uuid
 from headgate.kit.life import Job
@@ -32,6 +32,7 @@ from headgate.waiting_room.traffic import Traffic
 REVOKE = script("headgate.waiting_room", "revoke")
 
 FULL_SECONDS: Final = 0.1
+FLUSH_SECONDS: Final = 0.25
 COOL_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
@@ -94,8 +95,8 @@ class Gate:
         self.traffic = Traffic(store, room.queues, self.rules)
         self._keys: PassKeys | None = None
         self._full: dict[Thing, float] = {}
-        # A reason is either one to pass or one to wait, so it finds the count of both.
-        self._counted: dict[Reason, Counter] = {}
+        # Answers since the last flush: a hot path must not pay for its figures.
+        self._figures: dict[Reason, int] = {}
         # Cookies that were found good: the same few bytes come with every picture of a page.
         self._recognised: dict[str, Visitor] = {}
         # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
@@ -114,10 +115,20 @@ class Gate:
             verdict = _UNGUARDED
         else:
             if match.automatic:
-                self.traffic.count(match.guard, match.resource)
+                self.traffic.count(match)
             verdict = self._at_once(match, question) or await self._decide(match, question)
-        self._count(verdict)
+        figures = self._figures
+        figures[verdict.reason] = figures.get(verdict.reason, 0) + 1
         return verdict
+
+    async def keep(self) -> None:
+        """Tell what was counted, again and again."""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            figures, self._figures = self._figures, {}
+            for reason, number in figures.items():
+                VERDICTS.labels("wait" if reason is Reason.WAITING else "pass", reason).inc(number)
+            await self.traffic.flush()
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
         """End somebody's pass on every gate; they may stand in line again."""
@@ -270,10 +281,3 @@ class Gate:
                 self._full.clear()
             self._full[queue] = now
         return called > 0
-
-    def _count(self, verdict: Verdict) -> None:
-        counted = self._counted.get(verdict.reason)
-        if counted is None:
-            words = "pass" if verdict.passes else "wait"
-            counted = self._counted[verdict.reason] = VERDICTS.labels(words, verdict.reason)
-        counted.inc()

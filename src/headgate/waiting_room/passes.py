@@ -47,7 +47,10 @@ class Visitor(msgspec.Struct, frozen=True, array_like=True):
 
     def pass_for(self, queue: str) -> Pass | None:
         """Find the pass for a queue (namespace/name)."""
-        return next((held for held in self.passes if held.queue == queue), None)
+        for held in self.passes:
+            if held.queue == queue:
+                return held
+        return None
 
     def with_pass(self, new: Pass) -> Visitor:
         """Add a pass; the oldest fall off when there are too many."""

@@ -6,7 +6,6 @@ off again when it has been quiet for the cooldown and its line has run empty.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Final, cast
 
@@ -14,7 +13,7 @@ import structlog
 
 from headgate.kit.problems import HeadgateError, OutcomeUnknown, VersionConflict
 from headgate.store import Arg, Store, Thing, script
-from headgate.waiting_room.gate_rules import GateRules, Guard
+from headgate.waiting_room.gate_rules import GateRules, Guard, Match
 from headgate.waiting_room.policy import MANY_SEATS, Policy, PolicyChange, Seats
 from headgate.waiting_room.problems import QueueUnknown
 from headgate.waiting_room.queues import Queues
@@ -23,7 +22,6 @@ TRAFFIC = script("headgate.waiting_room", "traffic")
 COOL = script("headgate.waiting_room", "cool")
 SWITCH_OFF = script("headgate.waiting_room", "switch_off")
 
-FLUSH_SECONDS: Final = 0.25
 MOST_COUNTED: Final = 10_000
 MOST_COOLED: Final = 200
 WHO: Final = "gate"
@@ -38,22 +36,20 @@ class Traffic:
         self._store = store
         self._queues = queues
         self._rules = rules
-        self._counts: dict[Thing, Counter[str]] = {}
+        self._counts: dict[Match, int] = {}
 
-    def count(self, guard: Guard, resource: str) -> None:
+    def count(self, match: Match) -> None:
         """Note one request."""
-        self._counts.setdefault(guard.thing, Counter())[resource] += 1
-
-    async def keep(self) -> None:
-        """Tell the store, again and again; what cannot be told is dropped, since old traffic says nothing of now."""
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self.flush()
+        counts = self._counts
+        counts[match] = counts.get(match, 0) + 1
 
     async def flush(self) -> None:
-        """Tell the store what was counted since the last time."""
+        """Tell the store what was counted since the last time; what cannot be told is dropped, since it says nothing of now."""
         counts, self._counts = self._counts, {}
-        for thing, requests in counts.items():
+        by_template: dict[Thing, Counter[str]] = {}
+        for match, number in counts.items():
+            by_template.setdefault(match.guard.thing, Counter())[match.resource] += number
+        for thing, requests in by_template.items():
             guard = self._rules.guard(thing)
             if guard is None or guard.policy.auto is None:
                 continue
