@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anyio.to_thread
 import httpx2
 import pytest
 
@@ -125,14 +126,19 @@ async def test_killed_relay_leaves_its_jobs_to_another(server: Topology, name: s
 
             await eventually(all_sending, 5, every=0.005)
             dying.kill()
-            with RelayProcess(server.url, prefix=dying.prefix, environment=environment) as heir:
+            heir = RelayProcess(server.url, prefix=dying.prefix, environment=environment)
+            # In a thread: the upstream lives in this loop, and what is on its way to it must go on arriving.
+            await anyio.to_thread.run_sync(heir.start)
+            try:
                 async with httpx2.AsyncClient(
                     base_url=heir.url, headers={"X-API-Token": dying.token}, timeout=10
                 ) as other:
                     views = await ended(other, [*unsafe, *safe, *waiting], 40)
-                    assert [view["state"] for view in views] == ["unknown"] * 3 + ["done"] * 9
-                    assert upstream.refused == 0
-                    assert len(upstream.arrivals["u1"]) <= 3 + 6
+            finally:
+                await anyio.to_thread.run_sync(heir.stop)
+            assert [view["state"] for view in views] == ["unknown"] * 3 + ["done"] * 9
+            assert upstream.refused == 0
+            assert len(upstream.arrivals["u1"]) <= 3 + 6
 
 
 async def test_stopping_relay_finishes_what_it_has(server: Topology, name: str) -> None:
