@@ -118,4 +118,6 @@ def test_any_program_is_registered_while_it_lives(shell: Shell, tmp_path: Path) 
         running.kill()
         running.wait()
     assert shell.run("register", "game/g", "--", "sh", "-c", "exit 7").returncode == 7
+    nested = shell.run("register", "game/g", "--", sys.executable, "-m", "headgate", "settings")
+    assert nested.returncode == 0, "our own commands may run inside"
     assert shell.run("register", "game/g", "--", "/no/such/program").returncode == 127

@@ -56,6 +56,9 @@ KINDS: tuple[type[Settings], ...] = (
     ClientSettings,
 )
 
+# What our own commands tell the programs they run, which may be ours again.
+HANDED_DOWN = frozenset({"HEADGATE_INSTANCE_ID", "HEADGATE_LOCK", "HEADGATE_FENCE"})
+
 Json = Annotated[bool, Parameter(name="--json", negative=())]
 
 
@@ -63,7 +66,8 @@ def read_settings(**flags: tuple[str, object]) -> Configuration:
     """Read all settings; flags are given as `store__url=("--store", value)`, None meaning not given."""
     said = {name.replace("__", "."): Flag(spelling, value) for name, (spelling, value) in flags.items()}
     file = Path(FILE_NAME)
-    return configure(KINDS, flags=said, environment=os.environ, file=file if file.exists() else None)
+    environment = {name: value for name, value in os.environ.items() if name not in HANDED_DOWN}
+    return configure(KINDS, flags=said, environment=environment, file=file if file.exists() else None)
 
 
 def settings(*, json: Json = False) -> None:
