@@ -19,7 +19,7 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "gateway": FEATURES,
     "worker": FEATURES,
     "relay": ("gateway", "relay", "registry", "locks"),
-    "arena": ("waiting_room", "registry", "sdk"),
+    "arena": ("waiting_room", "registry", "config", "sdk"),
 }
 # Asked of sentinels, or where a refusal is an answer too.
 NOT_NEEDED: Final = frozenset({"config|get", "sentinel|get-master-addr-by-name"})
