@@ -140,7 +140,7 @@ def operations(config: Config) -> list[Operation]:
         Operation(
             "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
             name="config_roll_back", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
-            errors=(UnknownVersion, VersionConflict), namespaced=True,
+            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True,
         ),
     ]  # fmt: skip
 
