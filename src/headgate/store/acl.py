@@ -25,7 +25,7 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
 NOT_NEEDED: Final = frozenset({"config|get", "sentinel|get-master-addr-by-name"})
 _CONTAINERS: Final = frozenset({"CLUSTER", "CONFIG", "SCRIPT", "SENTINEL", "XGROUP", "XINFO"})
 _SOURCE: Final = SHARED.parent.parent
-_CALL = re.compile(r"redis\.p?call\(\s*['\"](\w+)['\"](?:\s*,\s*['\"](\w+)['\"])?")
+_CALL = re.compile(r"(?:redis\.p?call\(|together\(queue,)\s*['\"](\w+)['\"](?:\s*,\s*['\"](\w+)['\"])?")
 
 
 def rules(process: str, prefix: str) -> str:

@@ -87,15 +87,17 @@ local function free_kept(queue, user)
 end
 
 --- Calls of one kind that are made together: a step for two hundred people is then ten commands and not two thousand.
+--- The commands are written out where `together` is called, and `doctor --acl` reads them there.
 local MOST_TOGETHER = 1000
+local perform = redis.call
 
 local function together(queue, command, key, one, other)
   local waiting = queue.together
   if not waiting then
     if other then
-      redis.call(command, key, one, other)
+      perform(command, key, one, other)
     else
-      redis.call(command, key, one)
+      perform(command, key, one)
     end
     return
   end
@@ -111,7 +113,7 @@ end
 local function make_calls(queue)
   for _, call in pairs(queue.together) do
     for first = 3, #call, MOST_TOGETHER do
-      redis.call(call[1], call[2], unpack(call, first, math.min(first + MOST_TOGETHER - 1, #call)))
+      perform(call[1], call[2], unpack(call, first, math.min(first + MOST_TOGETHER - 1, #call)))
     end
   end
   queue.together = nil
