@@ -200,7 +200,7 @@ def crowd(players: int) -> Mapping[str, float | str]:
         f"{players:,} players through one gateway, one worker, one arena": (
             f"{figures['entered']:,} entered, {figures['abandoned']:,} wandered off, {figures['lost']:,} lost, "
             f"promises broken: {sum(figures['broken'].values())}, in {figures['seconds']:,.0f} s; wait p50 {figures['wait_p50']} s, "
-            f"p99 {figures['wait_p99']} s; {figures['requests']:,} requests, gateway CPU {cpu:,.0f} s"
+            f"p99 {figures['wait_p99']} s; {figures['requests']:,} requests, gateway CPU {cpu:,.0f} s; told: {figures['refusals'] or 'nothing'}"
         )
     }
 

@@ -1,6 +1,6 @@
 """Who is inside, and how a message reaches all of them.
 
-Messages posted in one turn of the event loop go out together: their frames are joined once, and each player's connection gets one write.
+What is posted until the next delivery goes out together: the frames are joined once, and each player's connection gets one write.
 The more is said, the more each write carries. Nobody is waited for: a player whose unread bytes pass the limit is dropped.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
+import msgspec
 from websockets.asyncio.server import ServerConnection
 from websockets.protocol import OPEN
 
 from headgate.arena import metrics
 from headgate.arena.allowance import Allowance
 from headgate.waiting_room.model import Reason
+
+MOST_REST: Final = 0.25
 
 
 class Player:
@@ -44,23 +48,23 @@ class Hall:
     def __init__(self, backlog_bytes: int) -> None:
         self.players: dict[str, Player] = {}
         self._backlog_bytes = backlog_bytes
-        self._posted: list[tuple[bytes, Player | None]] = []
+        self._posted: list[_Posted] = []
+        self._rest_until = 0.0
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self.players)
 
     def post(self, frame: bytes, sender: Player | None = None) -> None:
-        """Send a frame to everybody but its sender, at the end of this turn of the loop."""
-        if not self._posted:
-            self._loop.call_soon(self._deliver)
-        self._posted.append((frame, sender))
+        """Send a frame to everybody but its sender, soon."""
+        self._add(_Posted(frame, sender, None))
 
     def tell(self, player: Player, frame: bytes) -> None:
         """Send a frame to one player, after what was posted before it."""
         if self._posted:
-            self._deliver()
-        metrics.DELIVERED.inc(self._write(player, frame, 1, monotonic()))
+            self._add(_Posted(frame, None, player))
+        else:
+            metrics.DELIVERED.inc(self._write(player, frame, 1, monotonic()))
 
     def sweep(self, idle_seconds: float, idle: Callable[[Player], None]) -> None:
         """Name everybody who has neither sent nor received a message for so long."""
@@ -69,27 +73,34 @@ class Hall:
             if player.last < limit and player.why is None:
                 idle(player)
 
+    def _add(self, posted: _Posted) -> None:
+        if not self._posted:
+            self._loop.call_later(max(0.0, self._rest_until - monotonic()), self._deliver)
+        self._posted.append(posted)
+
     def _deliver(self) -> None:
         posted, self._posted = self._posted, []
-        if not posted:
-            return
-        now = monotonic()
-        everything = b"".join(frame for frame, _ in posted)
-        senders = {sender for _, sender in posted if sender is not None}
+        started = monotonic()
+        shared = [one.frame for one in posted if one.only is None]
+        everything = b"".join(shared)
+        special = {one.sender or one.only for one in posted}
         delivered = 0
         for player in list(self.players.values()):
-            if player not in senders:
-                delivered += self._write(player, everything, len(posted), now)
+            if player not in special:
+                delivered += self._write(player, everything, len(shared), started)
                 continue
-            others = [frame for frame, sender in posted if sender is not player]
-            if others:
-                delivered += self._write(player, b"".join(others), len(others), now)
+            own = [one.frame for one in posted if one.reaches(player)]
+            if own:
+                delivered += self._write(player, b"".join(own), len(own), started)
         metrics.DELIVERED.inc(delivered)
+        # Rest as long as that took: half of the time stays for those who enter and speak, and more is said in each write.
+        now = monotonic()
+        self._rest_until = now + min(now - started, MOST_REST)
 
     def _write(self, player: Player, frames: bytes, count: int, now: float) -> int:
         """Write whole frames to a player's connection, and give how many; 0 if it is closing or reads too slowly."""
         connection = player.connection
-        if connection.protocol.state is not OPEN:
+        if not count or connection.protocol.state is not OPEN:
             return 0
         transport = connection.transport
         if transport.get_write_buffer_size() > self._backlog_bytes:
@@ -100,3 +111,15 @@ class Hall:
         transport.write(frames)
         player.last = now
         return count
+
+
+class _Posted(msgspec.Struct, frozen=True, eq=False):
+    """A frame on its way: to all but its sender, or to one player only."""
+
+    frame: bytes
+    sender: Player | None
+    only: Player | None
+
+    def reaches(self, player: Player) -> bool:
+        """Say whether this player gets it."""
+        return self.only is player if self.only is not None else self.sender is not player
