@@ -32,7 +32,9 @@ class World:
         self.clients: list[WatchedLocks] = []
         self.served = [0] * (CLIENTS * WORKERS)
         self.stopping = False
+        self.patience: list[float | None] = [None, None, 3.0, 0.05]
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._ears: dict[WatchedLocks, Callable[[bytes, str | None], None]] = {}
 
     async def run(self, seconds: float, trouble: Callable[[], asyncio.Future[None] | None]) -> None:
         async with AsyncExitStack() as stack:
@@ -50,7 +52,7 @@ class World:
                     await done
             before = list(self.served)
             # Once the trouble has ended, everybody is served again.
-            await eventually(lambda: all(now > was for now, was in zip(self.served, before, strict=True)), 20)
+            await eventually(lambda: all(now > was for now, was in zip(self.served, before, strict=True)), 40)
             self.stopping = True
             async with asyncio.timeout(20):
                 await asyncio.gather(*workers)
@@ -66,7 +68,7 @@ class World:
 
     async def hold(self, n: int) -> None:
         locks = self.clients[n % CLIENTS]
-        patience = self.dice.choice([None, None, 3.0, 0.05])
+        patience = self.dice.choice(self.patience)
         holding = None
         try:
             async with locks.lock("a", ttl=TTL, wait=patience) as held:
@@ -94,11 +96,17 @@ class World:
 
     def drop_a_hint(self) -> None:
         """Have one client miss whatever is said in the next moment."""
-        hints = self.dice.choice(self.clients).store.hints
-        if hints._link is not None:
-            tell = hints._link.on_push
-            hints._link.on_push = lambda message: None
-            asyncio.get_running_loop().call_later(0.02, setattr, hints._link, "on_push", tell)
+        client = self.dice.choice(self.clients)
+        self.deafen(client)
+        asyncio.get_running_loop().call_later(0.02, self.let_hear, client)
+
+    def deafen(self, client: WatchedLocks) -> None:
+        hints = client.store.hints
+        self._ears.setdefault(client, hints._tell)
+        hints._tell = lambda channel, words: None  # type: ignore[method-assign]
+
+    def let_hear(self, client: WatchedLocks) -> None:
+        client.store.hints._tell = self._ears[client]  # type: ignore[method-assign,assignment]
 
     async def empty(self) -> bool:
         state = await self.clients[0].show("a")
@@ -112,6 +120,18 @@ async def test_histories_with_cancels_lost_hints_and_lost_connections(server: To
     await world.run(4, lambda: world.dice.choice(kinds)())
     world.history.check(fifo=False)
     assert len(world.history.holdings) > 100
+
+
+async def test_a_client_that_hears_nothing_is_served_all_the_same(server: Topology, prefix: str) -> None:
+    world = World(server.url, prefix, 5)
+    world.patience = [None]
+
+    def trouble() -> None:
+        world.deafen(world.clients[0])  # and it stays so
+
+    await world.run(1, trouble)
+    world.history.check(fifo=False)
+    assert all(world.served)
 
 
 async def test_histories_without_trouble_are_in_the_order_of_the_line(server: Topology, prefix: str) -> None:

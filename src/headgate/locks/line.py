@@ -85,8 +85,12 @@ class Line:
         metrics.WAITING.dec()
         self._arm()
 
+    def is_first(self, waiter: Waiter) -> bool:
+        """Tell whether nobody of this process stands before this one."""
+        return self._waiters[0] is waiter
+
     def call_all(self) -> None:
-        """Have everybody look up: the line is closed."""
+        """Have everybody ask again."""
         for waiter in self._waiters:
             waiter.called.set()
 

@@ -45,6 +45,7 @@ class Turn(NamedTuple):
     opens_in: float
     ahead: int
     as_of: int
+    passed_over: bool = False
 
 
 class Locks(LockSource):
@@ -123,6 +124,12 @@ class Locks(LockSource):
                     return Grant(want, holder, turn.fence, sent)
                 waiter.ahead = turn.ahead
                 line.learn(turn.as_of, turn.opens_in)
+                if turn.passed_over:
+                    # It was called and did not hear it, and so were those behind it here. They may be deaf for longer:
+                    # each looks once more within the grace of its next call.
+                    self._loop.call_later(self._grace_ms / 2000, waiter.called.set)
+                    if line.is_first(waiter):
+                        line.call_all()
         finally:
             line.remove(waiter)
         await self.give_up(want, holder)
@@ -147,7 +154,7 @@ class Locks(LockSource):
         )
         if reply[0] == 1:
             return Turn(int(reply[1]), 0, 0.0, 0, int(reply[2]))
-        return Turn(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]))
+        return Turn(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
 
     async def renew(self, grant: Grant, deadline: float) -> None:
         """Make the lease last one TTL more."""

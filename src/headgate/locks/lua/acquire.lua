@@ -4,7 +4,8 @@
 ---          4 owners (hash owner -> waiters)   5 events (stream)
 --- ARGV     1 context   2 holder   3 owner (the process that waits)   4 ttl_ms   5 delay_ms   6 grace_ms
 ---          7 join (1: wait in line, 0: only try)   8 former (the place it had before, 0: none)   9 label   10 announce
---- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now
+--- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now,
+---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
 --@include clock
 --@include lease
@@ -25,6 +26,7 @@ local waiting = redis.call('ZCARD', line)
 local place = waiting > 0 and redis.call('ZSCORE', line, holder)
 place = place and text_of(tonumber(place))
 local newcomer = not place and former == '0'
+local passed_over = (join and not place and not newcomer) and 1 or 0
 if join and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
   redis.call('ZADD', line, place, holder)
@@ -43,7 +45,7 @@ end
 
 if lock.held or lock.now < lock.opens + ahead * grace_ms then
   close_thing(lock)
-  return {0, place or '0', text_of(lock.opens - lock.now), ahead, now}
+  return {0, place or '0', text_of(lock.opens - lock.now), ahead, now, passed_over}
 end
 
 if lock.holder then
@@ -53,7 +55,7 @@ if newcomer and rank > 0 and not lock.recalled then
   -- Those in line were called long ago and may not have heard it: nobody is passed over before a second call.
   close_thing(lock, 'holder', '', 'free', now, 'recalled', '1')
   call_head(lock, line, events, announce)
-  return {0, place or '0', '0', ahead, now}
+  return {0, place or '0', '0', ahead, now, passed_over}
 end
 
 local fence = text_of(next_number(lock))
