@@ -54,7 +54,7 @@ class World:
             # Once the trouble has ended, everybody is served again.
             await eventually(lambda: all(now > was for now, was in zip(self.served, before, strict=True)), 40)
             self.stopping = True
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await asyncio.gather(*workers)
             await eventually(self.empty)
 
