@@ -14,8 +14,8 @@ from headgate.relay.judge import SlidingLog
 from headgate.relay.model import JobState, Limit, Upstream
 from headgate.relay.problems import JobUnknown, UpstreamUnknown
 from headgate.relay.strict import Delays, StrictUpstream
-from headgate.sdk import Headgate
-from tests.processes import Gateway
+from headgate.sdk import Headgate, HeadgateSync
+from tests.processes import Gateway, GatewayProcess
 from tests.topology import Topology, eventually
 
 
@@ -126,3 +126,18 @@ async def test_upstreams_are_listed_and_their_state_is_told(hg: Headgate, name: 
     assert name in [view.name for view in await hg.relay.upstreams()]
     await hg.relay.remove_upstream(name)
     assert name not in [view.name for view in await hg.relay.upstreams()]
+
+
+@pytest.mark.parametrize("mode", ["store", "http"])
+def test_threads_take_permits_too(server: Topology, gateway_process: GatewayProcess, name: str, mode: str) -> None:
+    url = server.url if mode == "store" else gateway_process.url
+    options = {"prefix": gateway_process.prefix} if mode == "store" else {"token": gateway_process.token}
+    with HeadgateSync(url, **options) as hg:
+        hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=2, seconds=30))
+        with hg.relay.permit(name, "u1") as held:
+            assert hg.relay.status(name).in_flight == 1
+            held.answered()
+        with hg.relay.permit(name, "u1", wait=5):
+            pass
+        with pytest.raises(DeadlineExceeded), hg.relay.permit(name, "u1", wait=1):
+            pass
