@@ -117,6 +117,14 @@ async def test_secrets_are_masked_for_readers_and_tokens_keep_to_their_namespace
         for path in (f"/cfg/v1/{namespace}/password", f"/cfg/v1/{namespace}", f"/cfg/v1/{namespace}/password/history"):
             assert "hush" not in (await reader.get(path)).text, path
             assert "hush" in (await service.get(path)).text
+        async with reader.stream("GET", f"/cfg/v1/{namespace}/watch") as stream:
+            told = b""
+            async for chunk in stream.aiter_bytes():
+                told += chunk
+                if b"event: bookmark" in told:
+                    break
+        assert b"password" in told
+        assert b"hush" not in told
         assert (await reader.put(f"/cfg/v1/{namespace}/a", json={"content": "x"})).status_code == 403
         assert (await service.put(f"/cfg/v1/{namespace}/a", json={"content": "x"})).status_code == 200
         assert (await service.get("/cfg/v1/other/a")).status_code == 403
