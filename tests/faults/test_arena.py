@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from websockets.asyncio.client import connect
@@ -16,7 +17,7 @@ from headgate.waiting_room import State
 from headgate.waiting_room.model import LEASE_MS
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import World, open_world, visiting
-from tests.topology import Standalone, Topology, eventually
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 pytestmark = pytest.mark.topology("standalone")
 
@@ -60,6 +61,58 @@ async def _counts(world: World, url: str, wanted: int) -> bool:
         return await sessions(world, url) == wanted
     except StoreUnavailable:
         return False
+
+
+async def test_a_ticket_whose_redeem_got_no_answer_still_lets_its_owner_in_once(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    server = fresh_server()
+    assert isinstance(server, Standalone)
+    async with (
+        FaultyProxy(server.node.port) as proxy,
+        open_store(StoreSettings(url=server.url, prefix=prefix)) as store,
+        open_world(store) as world,
+    ):
+        async with _beside(ArenaProcess(proxy.url, prefix)) as arena:
+            muzi, ryan = await world.promoted("Muzi"), await world.promoted("Ryan")
+            async with visiting(arena.url, str(muzi.ticket_id)):  # now the store knows the script
+                pass
+            await world.status_until(muzi.user_id, State.FINISHED)
+            proxy.drop_replies()
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert refused.value.response.status_code == 503
+            assert await sessions(world, arena.url) == 1  # it was spent, and nobody knows
+            proxy.heal()
+            await eventually(lambda: _enters(arena.url, str(ryan.ticket_id)), 10, "its owner gets in")
+            await world.status_until(ryan.user_id, State.FINISHED)
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert refused.value.response.status_code == 403
+
+
+async def _enters(url: str, ticket_id: str) -> bool:
+    """Try to enter; a retry after an unknown outcome may be told to wait, but not that the ticket is used."""
+    status = 101
+    try:
+        async with visiting(url, ticket_id) as guest:
+            assert await guest.count() == 1
+    except InvalidStatus as refused:
+        status = refused.response.status_code
+    assert status in (101, 503)
+    return status == 101
+
+
+@asynccontextmanager
+async def _beside(process: ArenaProcess) -> AsyncIterator[ArenaProcess]:
+    """Start a process without stopping this event loop, in which its proxy runs."""
+    await asyncio.to_thread(process.__enter__)
+    try:
+        yield process
+    finally:
+        process.__exit__()
 
 
 async def test_sigterm_tells_the_players_and_closes_within_its_time(

@@ -26,9 +26,9 @@ from headgate.arena.allowance import Allowance, Failures
 from headgate.arena.door import Draining, Seats, TicketCheck
 from headgate.arena.hall import Hall, Player
 from headgate.arena.protocol import Ask, BadFrame, Count, Notice, Said, framed, from_player, timestamp
+from headgate.arena.redeems import Redeems
 from headgate.arena.settings import ArenaSettings
 from headgate.kit import traces
-from headgate.kit.ids import new_uuid
 from headgate.kit.problems import HeadgateError, NotFound, RateLimited
 from headgate.waiting_room.model import Reason
 
@@ -59,6 +59,7 @@ class Arena:
         self._failures = Failures(settings.handshake_failures)
         self._seats: Seats | None = None
         self._check: TicketCheck | None = None
+        self._redeems: Redeems | None = None
         self._admitted: dict[ServerConnection, Player] = {}
         self._empty = asyncio.Event()
         self._empty.set()
@@ -98,7 +99,7 @@ class Arena:
 
     def offer(self, seats: Seats, check: TicketCheck) -> None:
         """Say which seats players come to, and how their signed tickets are checked."""
-        self._seats, self._check = seats, check
+        self._seats, self._check, self._redeems = seats, check, Redeems(seats)
 
     async def drain(self) -> None:
         """Take nobody new, tell the players, give them time, and send away whoever is still there."""
@@ -147,12 +148,12 @@ class Arena:
         accepted = connection.protocol.accept(request)
         if accepted.status_code != 101:
             return accepted
-        if self.closing or self._seats is None or self._check is None:
+        if self.closing or self._redeems is None or self._check is None:
             raise Draining(retry_after=1)
         ticket_id = await door.ticket_id(ticket, self._check)
-        redeemed = await self._seats.redeem(ticket_id, session_id := new_uuid())
+        redeemed = await self._redeems.redeem(ticket_id)
         allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
-        player = Player(connection, session_id, redeemed.user.nickname, allowance)
+        player = Player(connection, redeemed.session_id, redeemed.user.nickname, allowance)
         self._admitted[connection] = player
         self._empty.clear()
         assert self._tasks is not None
