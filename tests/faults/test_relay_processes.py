@@ -67,6 +67,24 @@ class Fleet:
             await client.aclose()
 
 
+async def test_hundred_requests_over_three_processes(three: list[RelayProcess]) -> None:
+    """Nothing refused, all answered, and at nearly the pace that the limit allows."""
+    fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
+    delays = Delays(0.02, tail=0.4, seed=5)
+    loop = asyncio.get_running_loop()
+    async with StrictUpstream(lambda: SlidingLog(LIMIT, SECONDS, strict=True), delays).open() as upstream:
+        await fleet.put(upstream)
+        started = loop.time()
+        statuses = await asyncio.gather(*(fleet.get(number) for number in range(100)))
+        took = loop.time() - started
+        assert set(statuses) == {200}
+        assert upstream.refused == 0
+        assert upstream.largest(SECONDS) == LIMIT
+        # 16 windows after the first, each longer by the mean round trip (50 ms) and 5 %; the rest is the last tail.
+        assert took < 16 * (SECONDS + 0.05) * 1.05 + 3
+    await fleet.close()
+
+
 async def test_killed_relay_costs_only_its_own_requests(three: list[RelayProcess]) -> None:
     fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
     delays = Delays(0.05, tail=0.5, seed=3)
