@@ -22,7 +22,7 @@ local mark, epoch = '"nonce":"' .. nonce .. '"', '"epoch":"' .. thing.epoch .. '
 --- Give the version that this very attempt made already, if only its answer was lost.
 local function made_before(key)
   local last, first = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+)')
-  for version = tonumber(last), math.max(tonumber(first), tonumber(last) - 9), -1 do
+  for version = tonumber(last), math.max(tonumber(first), tonumber(last) - 4), -1 do
     local entry = redis.call('HGET', past, key .. '@' .. text_of(version))
     if entry and string.find(entry, mark, 1, true) then
       return text_of(version)
@@ -76,9 +76,10 @@ for i = 8, #ARGV, 4 do
   for _ = 1, 4 do
     local old = redis.call('HGET', past, key .. '@' .. text_of(first))
     local aged = old and thing.now - tonumber(string.match(old, '"at":(%d+)')) > kept_ms
-    if first < version and (not old or aged or count > kept) then
-      first, count = first + 1, count - redis.call('HDEL', past, key .. '@' .. text_of(first))
+    if first >= version or (old and not aged and count <= kept) then
+      break
     end
+    first, count = first + 1, count - redis.call('HDEL', past, key .. '@' .. text_of(first))
   end
   redis.call('HSET', versions, key, text_of(version) .. ' ' .. text_of(first) .. ' ' .. text_of(count))
   redis.call('HSET', past, key .. '@' .. text_of(version), entry)
