@@ -110,6 +110,20 @@ async def test_a_deleted_queue_sends_its_waiters_on(browser: Browser, place: Pla
     await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=40_000)
 
 
+async def test_a_reset_queue_tells_its_waiters_and_offers_to_join_again(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    page = await browser.new_page()
+    await in_line(page, place, queue)
+    async with place.admin() as admin:
+        await admin.post(f"/api/admin/queues/{queue}/reset")
+    await expect(page.get_by_role("heading")).to_have_text("You are no longer in line", timeout=30_000)
+    await expect(page.locator("#turn")).to_have_text("The line was started again.")
+    await page.get_by_role("link", name="Join the line").click()
+    await expect(page.locator("#rank")).to_have_text("1")
+
+
 async def test_the_operators_words_are_text_and_nothing_else(browser: Browser, place: Place, queue: str) -> None:
     words = "<img src=x onerror=alert(1)> & </script><script>alert(2)</script>"
     await configure(place, queue, capacity=0, message=words, theme={"color": "#b00040", "background": "#ffe9a8"})

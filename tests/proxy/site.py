@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,10 +45,15 @@ def site() -> Iterator[int]:
 
 
 @contextmanager
-def nginx(gateway_port: int, site_port: int) -> Iterator[str]:
-    """Run nginx with our configuration and the six lines that it asks for."""
+def nginx(gateway_port: int, site_port: int, *, board_cache: bool = False) -> Iterator[str]:
+    """Run nginx with our configuration and the six lines that it asks for, and with the board's cache if wanted."""
     program, directory, port = need("nginx"), reaper().directory("nginx"), free_port()
+    cache = f"proxy_cache_path {directory}/cache keys_zone=headgate:1m max_size=16m inactive=1m;" if board_cache else ""
+    board = f"include {DEPLOY}/nginx/headgate-board.conf;" if board_cache else ""
+    # The cache's directory must belong to the workers, and whoever runs tests as root has a directory that is root's.
+    user = "user root;" if os.geteuid() == 0 else ""
     (directory / "nginx.conf").write_text(f"""
+{user}
 daemon off;
 pid {directory}/pid;
 error_log {directory}/error.log;
@@ -55,11 +61,11 @@ events {{ worker_connections 512; }}
 http {{
     access_log off;
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
-    uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi; {cache}
     upstream headgate {{ server {HOST}:{gateway_port}; keepalive 64; }}
     server {{
         listen {HOST}:{port};
-        include {DEPLOY}/nginx/headgate.conf;
+        include {DEPLOY}/nginx/headgate.conf; {board}
         location / {{
             auth_request     /_headgate;
             auth_request_set $headgate_wait   $upstream_http_x_headgate_location;

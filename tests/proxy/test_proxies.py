@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
+from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -12,7 +14,7 @@ import pytest
 
 from tests.processes import GatewayProcess
 from tests.proxy.site import caddy, guarded, nginx, site
-from tests.topology import Topology
+from tests.topology import Topology, eventually
 
 Proxy = Callable[[int, int], AbstractContextManager[str]]
 
@@ -103,6 +105,64 @@ async def test_the_stream_comes_through_unbuffered(
         assert await anext(lines) == "event: status"
         await configure(admin, queue, capacity=1)
         await admin.post(f"/api/admin/queues/{queue}/admit", json={"count": 1})
+
+
+async def test_a_flood_from_one_address_is_limited_and_hurts_nobody_else(server: Topology) -> None:
+    limits = {"entry": {"per_second": 1, "burst": 5}, "gate": {"per_second": 1, "burst": 40}}
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_GATEWAY_LIMITS": json.dumps(limits)}
+    with (
+        site() as site_port,
+        GatewayProcess(server.url, environment=environment) as process,
+        nginx(process.port, site_port) as url,
+    ):
+        async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
+            await configure(admin, "flooded", capacity=0)
+        async with at("127.0.0.2", url) as flood, at("127.0.0.3", url) as other:
+
+            async def enter(client: httpx2.AsyncClient, number: int) -> int:
+                # What a visitor says of their address counts for nothing.
+                headers = {"X-Forwarded-For": f"203.0.113.{number}"}
+                body = {"nickname": "ryan", "queue": "flooded"}
+                return (await client.post("/api/queue/entry", json=body, headers=headers)).status_code
+
+            flooding = [await enter(flood, number) for number in range(30)]
+            assert flooding.count(429) >= 20
+            assert [await enter(other, number) for number in range(3)] == [200] * 3
+            asked = [(await flood.get("/flooded/x")).status_code for _ in range(60)]
+            assert set(asked) == {302, 503}
+            assert (await other.get("/flooded/x")).status_code == 302
+
+
+def at(address: str, url: str) -> httpx2.AsyncClient:
+    """Open a visitor's client on an address of its own."""
+    transport = httpx2.AsyncHTTPTransport(local_address=address)
+    return httpx2.AsyncClient(base_url=url, transport=transport, headers={"Accept": "text/html"}, timeout=20)
+
+
+async def test_a_board_behind_the_cache_reaches_the_gateway_once_a_second(server: Topology) -> None:
+    with site() as site_port, guarded(server.url) as process, nginx(process.port, site_port, board_cache=True) as url:
+        async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
+            await configure(admin, "watched", capacity=0)
+        async with httpx2.AsyncClient(base_url=url, timeout=20) as reader:
+            started = monotonic()
+            for number in range(200):
+                answer = await reader.get("/api/queue/board", params={"queue": "watched", "other": str(number)})
+                assert answer.status_code == 200
+                assert "set-cookie" not in answer.headers
+            seconds = monotonic() - started
+            unknown = await reader.get("/api/queue/board", params={"queue": "other"})
+            assert unknown.status_code == 404
+
+            async def counted() -> float:
+                lines = (await reader.get(f"{process.ops_url}/metrics")).text.splitlines()
+                mine = [line for line in lines if line.startswith("headgate_http_requests_total{")]
+                return sum(float(line.rsplit(" ", 1)[1]) for line in mine if '"board"' in line and '"200"' in line)
+
+            async def shown() -> bool:
+                return await counted() > 0
+
+            await eventually(shown, 5, "the figures are shown")
+            assert await counted() <= seconds + 2
 
 
 async def test_a_gateway_that_is_away_is_never_a_500(server: Topology) -> None:

@@ -10,7 +10,7 @@ from headgate.kit.problems import InvalidRequest
 from headgate.store import Store
 from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.gate import Gate, Question, Reason, Verdict
-from headgate.waiting_room.passes import Visitor
+from headgate.waiting_room.passes import VISITOR_SECONDS, Visitor
 from headgate.waiting_room.policy import Auto, Bypass, PolicyChange
 
 NS = "default"
@@ -133,6 +133,56 @@ async def test_crossing_the_threshold_makes_a_queue_and_cooling_down_removes_it(
     await gate.traffic.cool()
     assert (await ask(gate, "product-7")).reason is Reason.OFF
     assert gate.rules.guard(store.thing("queue", NS, "product-7")) is None
+
+
+async def test_load_that_hovers_at_the_threshold_does_not_flap(gate: Gate, store: Store) -> None:
+    auto = Auto(resource="product-*", threshold=10, window_seconds=5, cooldown_seconds=30)
+    # Those who bypass are counted too, and stand in no line that would keep the queue on.
+    await configure(gate, "products", auto=auto, rate_per_second=0.0, bypass=Bypass(addresses=["10.0.0.0/8"]))
+    template, seen = store.thing("queue", NS, "products"), []
+    for cycle in range(14):
+        for _ in range(12 if cycle % 2 else 8):
+            assert (await ask(gate, "product-7", client="10.0.0.1")).reason is Reason.BYPASS
+        await gate.traffic.flush()
+        await gate.traffic.cool()
+        guard = gate.rules.guard(template)
+        assert guard is not None
+        seen.append("product-7" in guard.on)
+        store.advance_clock(6_000)
+    assert seen == [False] + [True] * 13
+    # Nobody is in line, and it is quiet for the whole cooldown: now it goes off.
+    store.advance_clock(60_000)
+    await gate.traffic.cool()
+    assert (await ask(gate, "product-7")).reason is Reason.OFF
+
+
+async def test_whoever_is_inside_stays_inside_when_the_inflow_changes(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=5, rate_per_second=100.0)
+    inside = await enter(gate, "sale")
+    for change in ({"rate_per_second": 0.0}, {"capacity": 0}, {"batch": 1, "tick_ms": 60_000}):
+        await configure(gate, "sale", **change)
+        await gate.rules.read(gate._room.queues.thing(NS, "sale"))
+        assert (await ask(gate, "sale", inside)).reason is Reason.INSIDE
+        assert not (await ask(gate, "sale")).passes
+    await gate._room.queues.operate(gate._room.queues.thing(NS, "sale"), "pause", who="test")
+    await gate.rules.read(gate._room.queues.thing(NS, "sale"))
+    assert (await ask(gate, "sale", inside)).reason is Reason.INSIDE
+
+
+async def test_a_huge_threshold_makes_no_rate_that_is_too_high(gate: Gate) -> None:
+    await configure(gate, "products", auto=Auto(resource="product-*", threshold=1_000_000_000, window_seconds=1))
+    guard = gate.rules.guard(gate._room.queues.thing(NS, "products"))
+    assert guard is not None
+    assert guard.policy.rate_per_second == 1_000_000
+
+
+async def test_a_cookie_found_good_is_not_good_for_ever(gate: Gate, store: Store) -> None:
+    await configure(gate, "sale", capacity=1)
+    cookie = (await gate.keys()).seal(await enter(gate, "sale"))
+    assert await gate.visitor(cookie) is not None
+    store.advance_clock((VISITOR_SECONDS + 60) * 1000)
+    await gate.rules.read(gate._room.queues.thing(NS, "sale"))
+    assert await gate.visitor(cookie) is None
 
 
 async def test_at_most_so_many_queues_are_made_from_a_template(gate: Gate) -> None:

@@ -1,0 +1,132 @@
+"""`headgate.sdk.asgi.Gate` before a small site on a real server: the page and its stream come from the site's own host."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx2
+from granian.constants import Interfaces
+from granian.server.embed import Server
+
+from headgate.kit.http import Receive, Scope, Send
+from headgate.sdk.asgi import Gate
+from tests.processes import Gateway
+from tests.topology import HOST, eventually, free_port
+
+
+async def site(scope: Scope, receive: Receive, send: Send) -> None:
+    """Say which page was asked for, and set a cookie of the site's own."""
+    if scope["type"] == "http":
+        headers = [(b"content-type", b"text/plain"), (b"set-cookie", b"basket=1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": f"page {scope['path']}".encode()})
+
+
+@asynccontextmanager
+async def served(gateway_url: str, *, token: str = "", fail_open: bool = False) -> AsyncIterator[httpx2.AsyncClient]:
+    """Serve the site behind the gate, and give a visitor's browser."""
+    port = free_port()
+    gate = Gate(site, gateway_url, token=token, fail_open=fail_open)
+    server = Server(gate, HOST, port, interface=Interfaces.ASGI)
+    serving = asyncio.create_task(server.serve())
+    try:
+        async with httpx2.AsyncClient(
+            base_url=f"http://{HOST}:{port}", headers={"Accept": "text/html"}, timeout=20
+        ) as visitor:
+
+            async def listens() -> bool:
+                with suppress(httpx2.ConnectError):
+                    return bool((await visitor.get("/")).status_code)
+                return False
+
+            await eventually(listens, 20, "the site listens")
+            yield visitor
+    finally:
+        server.stop()  # type: ignore[no-untyped-call]
+        await serving
+        await gate.close()
+
+
+async def make(gateway: Gateway, **policy: object) -> str:
+    queue = f"s{secrets.token_hex(4)}"
+    answer = await gateway.client.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}/**"], **policy})
+    assert answer.status_code == 201, answer.text
+    return queue
+
+
+async def test_wait_page_stream_and_turn_on_the_sites_own_host(gateway: Gateway) -> None:
+    queue = await make(gateway, capacity=0)
+    async with served(gateway.url, token=gateway.token) as visitor:
+        assert (await visitor.get("/about")).text == "page /about"
+
+        async def waits() -> bool:
+            return (await visitor.get(f"/{queue}/shoes?size=9")).status_code == 302
+
+        await eventually(waits, 10, "the queue is known")
+        sent = await visitor.get(f"/{queue}/shoes?size=9")
+        assert sent.headers["location"] == f"/wait/{queue}?return=%2F{queue}%2Fshoes%3Fsize%3D9"
+        assert sent.headers["cache-control"] == "no-store"
+        program = await visitor.get(f"/{queue}/shoes", headers={"Accept": "application/json"})
+        assert program.status_code == 429
+        assert program.json()["code"] == "must_wait"
+
+        page = await visitor.get(sent.headers["location"])
+        assert page.status_code == 200
+        assert "text/html" in page.headers["content-type"]
+        assert "nonce-" in page.headers["content-security-policy"]
+        found = re.search(r'"userId":"([^"]+)","placeToken":"([^"]*)"', page.text)
+        assert found is not None
+        query = {"queue": queue, "userId": found[1]}
+        if found[2]:
+            query["placeToken"] = found[2]
+        async with asyncio.timeout(15), visitor.stream("GET", "/api/queue/stream", params=query) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == "event: status"
+            assert '"WAITING"' in await anext(lines)
+
+        await gateway.client.put(f"/api/admin/queues/{queue}", json={"capacity": 1})
+
+        async def enters() -> bool:
+            return (await visitor.get(f"/{queue}/shoes?size=9")).status_code == 200
+
+        await eventually(enters, 10, "it is the visitor's turn", every=0.2)
+        inside = await visitor.get(f"/{queue}/shoes?size=9")
+        assert inside.text == f"page /{queue}/shoes"
+        assert inside.headers.get_list("set-cookie") == ["basket=1"]
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def test_no_header_of_the_visitor_fools_the_gate_of_a_site(gateway: Gateway) -> None:
+    queue = await make(gateway, capacity=0, bypass={"addresses": ["10.0.0.0/8"]})
+    async with served(gateway.url, token=gateway.token) as visitor:
+
+        async def waits() -> bool:
+            return (await visitor.get(f"/{queue}/x")).status_code == 302
+
+        await eventually(waits, 10, "the queue is known")
+        for name, value in (
+            ("X-Forwarded-Uri", "/about"),
+            ("X-Forwarded-For", "10.1.2.3"),
+            ("X-API-Token", gateway.token),
+            ("Authorization", f"Bearer {gateway.token}"),
+        ):
+            assert (await visitor.get(f"/{queue}/x", headers={name: value})).status_code == 302, name
+        assert (await visitor.get("/api/admin/queues", headers={"X-API-Token": "x"})).text == "page /api/admin/queues"
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def test_while_the_gateway_is_away_the_site_does_what_it_chose() -> None:
+    nowhere = f"http://{HOST}:{free_port()}"
+    async with served(nowhere) as visitor:
+        closed = await visitor.get("/sale")
+        assert closed.status_code == 503
+        assert closed.headers["retry-after"] == "5"
+        assert closed.headers["cache-control"] == "no-store"
+        assert (await visitor.get("/wait/sale")).status_code == 503
+    async with served(nowhere, fail_open=True) as visitor:
+        opened = await visitor.get("/sale")
+        assert (opened.status_code, opened.text) == (200, "page /sale")
