@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import structlog
 
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE
-from headgate.config.model import ContentType, Draft, Published, Update, Value
+from headgate.config.model import ContentType, Draft, Published, UnknownKey, Update, Value
 from headgate.config.values import Config as StoreConfig
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.sdk.config_modes import Happening, HttpMode, Marked, Mode, Present, StoreMode
@@ -145,21 +145,27 @@ class Config:
 
     async def _take_all(self, namespace: str, present: Present) -> None:
         found = {value.key: value for value in present.values}
-        for key, lives in self._lives.get(namespace, {}).items():
-            value = found.get(key)
-            for live in lives:
+        for key, lives in list(self._lives.get(namespace, {}).items()):  # others may be made while we wait
+            value = found.get(key) or await self._removal(namespace, key)
+            for live in tuple(lives):
                 if value is not None and value.version >= live.version:
                     live.take(value)
                 elif value is None and live.version == 0:
                     live.stale = False  # a default, and nothing published
-                elif value is None and not present.lost and live.known and not live.stale:
-                    live.take(Value(key, live.version, kind="removed"))
                 else:
-                    # The store knows less than we do: it lost history, or we were away when it was removed.
+                    # The store knows less than we do: it has lost history. What we know stands, and says so.
                     live.stale = True
                     log.warning("config history is behind what is known here", namespace=namespace, key=key)
-            if value is not None and any(live.version == value.version for live in lives):
+            if value is not None and value.kind == "put" and any(live.version == value.version for live in lives):
                 await self._save(namespace, value)
+
+    async def _removal(self, namespace: str, key: str) -> Value | None:
+        """Give the version that removed a key; None if nobody did: then it was never there, or its history is lost."""
+        try:
+            newest = await self._mode.history(namespace, key, 0, 1)
+        except UnknownKey:
+            return None
+        return newest[0] if newest and newest[0].kind == "removed" else None
 
     async def _take(self, namespace: str, value: Value) -> None:
         lives = self._lives.get(namespace, {}).get(value.key, [])
