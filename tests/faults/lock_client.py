@@ -55,4 +55,5 @@ async def hold(url: str, prefix: str, file: str, ttl: str) -> None:
 
 if __name__ == "__main__":
     logs.configure(LogSettings(), "lock client")
-    asyncio.run({"work": work, "hold": hold}[sys.argv[1]](*sys.argv[2:]))
+    what, *rest = sys.argv[1:]
+    asyncio.run(work(*rest) if what == "work" else hold(*rest))

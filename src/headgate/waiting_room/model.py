@@ -161,4 +161,3 @@ def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0) -> i
         base = min(base, int(eta.low * 500)) if eta.low * 500 > LEAST_POLL_MS else LEAST_POLL_MS
     base = min(base, MOST_POLL_MS, int(grace_seconds * 400))
     return max(LEAST_POLL_MS // 2, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))
-
