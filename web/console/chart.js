@@ -7,6 +7,8 @@ const LEFT = 44;
 const BOTTOM = 20;
 const TOP = 8;
 const NS = 'http://www.w3.org/2000/svg';
+// Beside the plot there is room for five signs.
+const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 2 });
 
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS(NS, tag);
@@ -58,7 +60,7 @@ export function chart(title, { unit = '' } = {}) {
     const y = (value) => TOP + (1 - value / top) * (HEIGHT - BOTTOM - TOP);
     const parts = steps.map((value) => svg('g', {},
       svg('line', { class: 'grid-line', x1: LEFT, x2: WIDTH - 4, y1: y(value), y2: y(value) }),
-      svg('text', { x: LEFT - 6, y: y(value) + 4, 'text-anchor': 'end' }, number(value))));
+      svg('text', { x: LEFT - 6, y: y(value) + 4, 'text-anchor': 'end' }, short.format(value))));
     for (const [time, anchor] of [[first, 'start'], [last, 'end']]) {
       parts.push(svg('text', { x: x(time), y: HEIGHT - 4, 'text-anchor': anchor }, new Date(time).toLocaleTimeString()));
     }
