@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -47,5 +48,6 @@ def part_of_key(value: str) -> str:
     return _quoted(value)
 
 
+@lru_cache(maxsize=16_384)
 def _quoted(value: str) -> str:
     return quote(value, safe="")

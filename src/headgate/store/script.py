@@ -44,7 +44,7 @@ class Header(msgspec.Struct, frozen=True):
 class Script:
     """One atomic operation; its source is complete, with what it includes."""
 
-    __slots__ = ("_parts", "header", "name", "needs_names", "path", "sha", "source")
+    __slots__ = ("_parts", "_pieces", "header", "name", "needs_names", "path", "sha", "source")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,6 +52,8 @@ class Script:
         self.header = read_header(path)
         self._parts = _expand(path)
         self.needs_names = any("<" in key for key in self.header.keys)
+        # Texts and places by turns: what stands at an odd index is the name of what is filled in.
+        self._pieces = [_PLACE.split(key) for key in self.header.keys]
         self.source = self.render({})
         self.sha = sha_of(self.source)
 
@@ -60,7 +62,11 @@ class Script:
         base = thing.base
         if not self.needs_names:
             return [base + key for key in self.header.keys]
-        return [base + _PLACE.sub(lambda place: part_of_key(names[place[1]]), key) for key in self.header.keys]
+        filled = {name: part_of_key(value) for name, value in names.items()}
+        return [
+            base + "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+            for pieces in self._pieces
+        ]
 
     def check_arguments(self, given: int) -> None:
         """Refuse a call that does not fit the header: a mistake in our own code."""
