@@ -99,7 +99,8 @@ function path(points, x, y) {
       open = false;
       return '';
     }
-    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}`;
+    // A line of no length has round ends: one value by itself is a dot.
+    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}${open ? '' : 'h0'}`;
     open = true;
     return move;
   }).join('');
