@@ -7,6 +7,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import httpx2
 import pytest
@@ -17,6 +18,7 @@ from tests.http.relays import RelayProcess
 from tests.topology import Topology, eventually
 
 LIMIT, SECONDS = 6, 2.0
+PATIENT = {"X-Deadline-Ms": "3600000"}
 
 
 @pytest.fixture
@@ -46,10 +48,10 @@ class Fleet:
             httpx2.AsyncClient(base_url=relay.url, headers=headers, limits=limits, timeout=60) for relay in relays
         ]
 
-    async def put(self, upstream: StrictUpstream) -> None:
+    async def put(self, upstream: StrictUpstream, seconds: float = SECONDS) -> None:
         body = {
             "baseUrl": upstream.url,
-            "limits": [{"count": LIMIT, "seconds": SECONDS}],
+            "limits": [{"count": LIMIT, "seconds": seconds}],
             "timeoutSeconds": 2,
             "deliverySeconds": 0.5,
             "forwardUser": True,
@@ -61,6 +63,10 @@ class Fleet:
             return (await self.clients[number % 3].post(f"/relay/{self.name}/x", content=b"b")).status_code
         except httpx2.TransportError:
             return 0
+
+    async def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.clients[0].get(f"/api/admin/upstreams/{self.name}/status")).json()
+        return found
 
     async def close(self) -> None:
         for client in self.clients:
@@ -98,16 +104,47 @@ async def test_killed_relay_costs_only_its_own_requests(three: list[RelayProcess
         assert upstream.refused == 0
         assert upstream.largest(SECONDS) <= LIMIT
 
-        # Capacity is whole again after lease and window; waiters of the dead relay end with their deadlines.
+        # Capacity is whole again after lease and window, and nobody of the dead relay waits any more.
         async def whole() -> bool:
-            status = (await fleet.clients[0].get(f"/api/admin/upstreams/{fleet.name}/status")).json()
-            return bool(status["inFlight"] == 0 and status["cooling"] == 0)
+            status = await fleet.status()
+            return bool(status["inFlight"] == 0 and status["waiting"] == 0 and status["cooling"] == 0)
 
         await eventually(whole, 15)
-        # And they stall nobody: whoever comes now is served, dead ones ahead or not.
         async with asyncio.timeout(20):
             assert set(await asyncio.gather(*(fleet.get(3 * number) for number in range(LIMIT)))) == {200}
         assert upstream.refused == 0
+    await fleet.close()
+
+
+async def test_waiters_of_a_killed_relay_are_gone_within_ten_seconds(three: list[RelayProcess]) -> None:
+    """Long before their deadlines: nobody is told a position or a time that counts the dead."""
+    fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
+    loop = asyncio.get_running_loop()
+    async with StrictUpstream(lambda: SlidingLog(LIMIT, 30.0, strict=True)).open() as upstream:
+        await fleet.put(upstream, seconds=30.0)
+        assert set(await asyncio.gather(*(fleet.get(0) for _ in range(LIMIT)))) == {200}
+
+        async def wait(number: int) -> int:
+            return (await fleet.clients[number].get(f"/relay/{fleet.name}/x", headers=PATIENT)).status_code
+
+        async def waiting(count: int) -> bool:
+            return bool((await fleet.status())["waiting"] == count)
+
+        doomed = [asyncio.ensure_future(wait(2)) for _ in range(300)]
+        await eventually(partial(waiting, 300), 20)
+        alive = [asyncio.ensure_future(wait(1)) for _ in range(2)]
+        await eventually(partial(waiting, 302), 20)
+        three[2].kill()
+        killed = loop.time()
+        await eventually(partial(waiting, 2), 10)
+        assert loop.time() - killed < 10
+        late = await fleet.clients[0].get(f"/relay/{fleet.name}/x", headers={"X-Deadline-Ms": "1000"})
+        assert (late.status_code, late.json()["code"]) == (503, "deadline_exceeded")
+        assert late.json()["position"] == 3
+        assert set(await asyncio.gather(*alive)) == {200}
+        assert upstream.refused == 0
+        assert upstream.largest(30.0) <= LIMIT
+        await asyncio.gather(*doomed, return_exceptions=True)
     await fleet.close()
 
 

@@ -206,6 +206,50 @@ async def test_a_dead_relay_stalls_nobody(server: Topology, prefix: str) -> None
         proxy.heal()
 
 
+@pytest.mark.topology("standalone", "redis")
+async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topology, prefix: str) -> None:
+    """It was only cut off: its waiters left the lines and stand again where they stood, ahead of later ones."""
+    async with (
+        FaultyProxy(server.primaries()[0].port) as proxy,
+        nodes(server.url, prefix, 1) as (alive,),
+        nodes(proxy.url, prefix, 1) as (cut_off,),
+    ):
+        await alive.upstreams.put("back", window(2, 12.0))
+        view = await alive.upstreams.get("back")
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+
+        async def one(node: Node, name: str) -> None:
+            permit = await node.permits.acquire("back", view.policy, "u1", deadline=loop.time() + 60)
+            order.append(name)
+            permit.settle(Outcome.ENDED)
+
+        async def waits(count: int) -> bool:
+            return (await alive.upstreams.figures("back", "u1"))[0].waiting == count
+
+        await asyncio.gather(*(one(alive, "first") for _ in range(2)))
+        early = [asyncio.ensure_future(one(cut_off, "early")) for _ in range(2)]
+        await eventually(partial(waits, 2))
+        late = [asyncio.ensure_future(one(alive, "late")) for _ in range(2)]
+        await eventually(partial(waits, 4))
+        proxy.blackhole()
+        sweep = Sweep(alive.store, alive.upstreams, Jobs(alive.store, alive.upstreams, RelaySettings()))
+
+        async def buried() -> bool:
+            await sweep.visit("back")
+            return await waits(2)
+
+        await eventually(buried, 8, every=0.5)
+        proxy.heal()
+        proxy.cut()
+        await eventually(partial(waits, 4), 4)
+        await asyncio.gather(*early)
+        assert order == ["first", "first", "early", "early"]
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+
 async def test_a_permit_held_too_long_does_not_send(one: Node) -> None:
     await one.upstreams.put("a", window(2, 0.3))
     view = await one.upstreams.get("a")

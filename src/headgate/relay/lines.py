@@ -150,3 +150,9 @@ class Lines:
         for number, line in enumerate(self._lines.values()):
             if line.first is not None:
                 line.first.call(now + min(1.0, number * 0.0005))
+
+    def show_places(self) -> None:
+        """Let everybody ask, a few at a time: while we were silent, their places may have been given up."""
+        now = self._loop.time()
+        for number, waiter in enumerate(self._waiters.values()):
+            waiter.call(now + number * 0.0005)

@@ -35,7 +35,7 @@ REPORT = script(__package__, "report")
 BEAT = script(__package__, "beat")
 
 BEAT_SECONDS: Final = 1.0
-FORGET_MS: Final = 60_000
+SILENT_SECONDS: Final = 3.0  # a second less than the store takes us for dead after
 STORE_PAUSE: Final = 0.25
 UNLIMITED: Final = 1_000_000
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
@@ -169,6 +169,7 @@ class Permits:
                         raise LineFull(
                             f"{position} requests of this user are waiting already.", retry_after=max(1, ms // 1000)
                         )
+                    site.heard = max(site.heard, asked)
                     await waiter.turn(waiter.place, ms / 1000, exact=exact, deadline=deadline)
                     if self._loop.time() >= deadline:
                         raise DeadlineExceeded("Its turn did not come before your deadline.")
@@ -294,18 +295,21 @@ class Permits:
                 async with asyncio.timeout(BEAT_SECONDS):
                     await self._hurry.wait()
             self._hurry.clear()
-            for site in tuple(self._sites.values()):
-                if len(site.lines) or site.held:
-                    await self._beat_once(site)
+            busy = [site for site in self._sites.values() if site.busy()]
+            await asyncio.gather(*(self._beat_once(site) for site in busy))
 
     async def _beat_once(self, site: _Site) -> None:
+        beaten = self._loop.time()
         try:
-            reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process, FORGET_MS))
+            reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process))
             if not reply[0]:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
                 return
             self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])
+            silent, site.heard = beaten - site.heard > SILENT_SECONDS, beaten
+            if silent:
+                site.lines.show_places()
             if site.unreported:
                 await self._report(site)
                 site.unreported = False
@@ -329,7 +333,8 @@ class Permits:
 class _Site:
     """What this process has at one upstream."""
 
-    __slots__ = ("_hurry", "epoch", "held", "largest", "lines", "meters", "name", "thing", "unreported", "version")
+    __slots__ = ("_hurry", "epoch", "heard", "held", "largest", "lines", "meters", "name", "thing", "unreported",
+                 "version")  # fmt: skip
 
     def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
         self._hurry = hurry
@@ -338,10 +343,18 @@ class _Site:
         self.lines = Lines()
         self.meters = Meters(name)
         self.held: dict[str, Permit] = {}
+        self.heard = asyncio.get_running_loop().time()
         self.epoch = b""
         self.version = b""
         self.largest = 0
         self.unreported = False
+
+    def busy(self) -> bool:
+        """Tell whether the store must hear that we live; while nobody is here to be missed, we count as heard."""
+        if len(self.lines) or self.held:
+            return True
+        self.heard = asyncio.get_running_loop().time()
+        return False
 
     def learn(self, epoch: Reply, version: Reply) -> None:
         """Remember which history and which policy the store spoke of."""

@@ -1,23 +1,31 @@
-"""Looks after users whose relay is gone or who are idle: leases end, dead waiters are passed over, keys vanish."""
+"""Looks after users whose relay is gone or who are idle: leases end, dead waiters leave their lines, keys vanish."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final, cast
+
+import structlog
 
 from headgate.relay import metrics
 from headgate.relay.jobs import Jobs
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.upstreams import Upstreams
-from headgate.store import Store, script
+from headgate.store import Store, Thing, script
 
 REAP = script(__package__, "reap")
 FORGET = script(__package__, "forget")
 DUE = script(__package__, "due")
+SILENT = script(__package__, "silent")
+BURY = script(__package__, "bury")
 
 PAGE: Final = 64
 PAGES: Final = 16
-VISIT_MS: Final = 1000
+CROWD: Final = 1000
+VISIT_MS: Final = 900  # less than a step apart, so that no step finds it not quite due
 LEASE_MS: Final = 60_000
+
+log = structlog.get_logger()
 
 
 class Sweep:
@@ -46,6 +54,7 @@ class Sweep:
         except UpstreamUnknown:
             policy, lease_ms = None, LEASE_MS
         thing = self._upstreams.thing(name)
+        await self._bury_silent(thing, lease_ms)
         for _ in range(PAGES):
             users = cast("list[bytes]", await self._store.run(DUE, thing, PAGE))
             for user in users:
@@ -58,3 +67,31 @@ class Sweep:
             metrics.COOLING.labels(name).set(status.cooling)
             return False
         return await self._store.run(FORGET, thing) == 1
+
+    async def _bury_silent(self, thing: Thing, lease_ms: int) -> None:
+        """Take all waiters of processes that have fallen silent out of their lines."""
+        silent = [one.decode() for one in cast("list[bytes]", await self._store.run(SILENT, thing, PAGE))]
+        for process in silent:
+            async for user in self._users_of(thing, process):
+                cursor = "0"
+                while True:
+                    reply = await self._store.run(BURY, thing, user, process, cursor, lease_ms, user=user)
+                    cursor = cast("bytes", reply).decode()
+                    if cursor == "0":
+                        break
+        if silent:
+            log.info("processes fell silent, their waiters are out of line", upstream=thing.name, processes=silent)
+            await self._store.run(SILENT, thing, PAGE, *silent)
+
+    async def _users_of(self, thing: Thing, process: str) -> AsyncIterator[str]:
+        """Find the users in whose lines a process has waiters."""
+        cursor = b"0"
+        while True:
+            reply = await self._store.read(
+                thing, "HSCAN", thing.key("crowd"), cursor, "MATCH", f"{process} *", "COUNT", CROWD
+            )
+            cursor, found = cast("tuple[bytes, list[bytes]]", reply)
+            for field in found[::2]:
+                yield field.decode().partition(" ")[2]
+            if cursor == b"0":
+                return

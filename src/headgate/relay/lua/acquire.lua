@@ -5,7 +5,7 @@
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
+---          17 user/<user> (hash)   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 waiter   4 place (0: none yet)   5 wait_ms   6 most (in line)   7 lease_ms
 --- RETURNS  how (1 granted, 0 waiting, 2 cannot come in time, 3 line full), place, position (0: did not wait),
 ---          ms (left of the lease, or to wait), exact (1: ask then; 0: at least), room left, used, epoch, version
@@ -15,7 +15,8 @@
 --@include line
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
+  crowd = KEYS[18], owner = ARGV[2] }
 local context, user, waiter, place = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local wait_ms, most, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -61,7 +62,7 @@ elseif place == 0 then
 end
 local alone = length == 0
 if not alone and not standing then
-  redis.call('ZADD', keys.line, text_of(place), waiter)
+  stand(keys, waiter, place)
 end
 local ahead = alone and 0 or units_ahead(keys, thing, waiter)
 local room = thing.holding and 0 or room_of(own)
@@ -89,7 +90,7 @@ if granted then
 end
 
 if alone then
-  redis.call('ZADD', keys.line, text_of(place), waiter)
+  stand(keys, waiter, place)
 end
 redis.call('ZADD', keys.relays, text_of(thing.now), string.match(waiter, '^[^.]+'))
 local rank = redis.call('ZRANK', keys.line, waiter)

@@ -1,13 +1,13 @@
 #!lua
 --- Say that a process with waiters or permits is alive; hear which history this is and which policy is in force.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
---- ARGV     1 context   2 process   3 forget_ms
+--- ARGV     1 context   2 process
 --- RETURNS  epoch, version, ms of hold
 --- AGAIN    same answer: the later time stands
 --@include line
 --@include clock
 local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
-local context, process, forget_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local context, process = ARGV[1], ARGV[2]
 
 local known = read_policy(policy)
 if not known.version then
@@ -15,6 +15,5 @@ if not known.version then
 end
 local thing = open_upstream(meta, known, context)
 redis.call('ZADD', relays, text_of(thing.now), process)
-redis.call('ZREMRANGEBYSCORE', relays, '-inf', text_of(thing.now - forget_ms))
 close_thing(thing)
 return { thing.epoch, known.version, text_of(math.max(0, thing.hold - thing.now)) }

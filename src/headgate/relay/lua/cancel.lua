@@ -5,7 +5,7 @@
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
+---          17 user/<user> (hash)   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 waiter   4 lease_ms
 --- RETURNS  1 if it stood in line or had a permit, else 0
 --- AGAIN    same answer: what is gone stays gone
@@ -13,7 +13,8 @@
 --@include line
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
+  crowd = KEYS[18], owner = ARGV[2] }
 local context, user, waiter, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 local policy = read_policy(keys.policy, user)

@@ -2,17 +2,17 @@
 --- Unlink what is left of an upstream that was taken out of service and has no users or jobs any more.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset)   4 turns (zset)   5 heads (hash)   6 users (zset)
 ---          7 flying (zset)   8 answered (zset)   9 opened (zset)   10 state (hash)   11 jobs (stream)
----          12 orders (hash)   13 ends (zset)
+---          12 orders (hash)   13 ends (zset)   14 crowd (hash)
 --- ARGV     none
 --- RETURNS  1 if it is forgotten, else 0
 --- AGAIN    same answer: what is gone stays gone
 local meta, policy, relays, turns, heads, users = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local flying, answered, opened, state = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local jobs, orders, ends = KEYS[11], KEYS[12], KEYS[13]
+local jobs, orders, ends, crowd = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 
 local saved = redis.call('HMGET', policy, 'version', 'gone')
 if saved[1] and not saved[2] or redis.call('EXISTS', users, orders) > 0 then
   return 0
 end
-redis.call('UNLINK', meta, policy, relays, turns, heads, users, flying, answered, opened, state, jobs, ends)
+redis.call('UNLINK', meta, policy, relays, turns, heads, users, flying, answered, opened, state, jobs, ends, crowd)
 return 1

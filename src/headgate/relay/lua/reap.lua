@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
---- Look after one user: end what has ended, pass over the dead, and leave no key of one who is idle.
+--- Look after one user: end what has ended, and leave no key of one who is idle.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
+---          17 user/<user> (hash)   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 lease_ms
 --- RETURNS  1 if nothing of this user is left, else 0
 --- AGAIN    same answer: what has ended stays ended
@@ -13,7 +13,8 @@
 --@include line
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
+  crowd = KEYS[18], owner = ARGV[2] }
 local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local policy = read_policy(keys.policy, user)
@@ -25,12 +26,6 @@ if not shared.none then
 end
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.patience, '-inf', text_of(thing.now), 'LIMIT', 0, REAP)) do
   drop_out(keys, other)
-end
-for _, other in ipairs(redis.call('ZRANGE', keys.line, 0, REAP - 1)) do
-  if not alive(keys.relays, thing, other) then
-    drop_out(keys, other)
-    keys.dropped = true
-  end
 end
 local idle = redis.call('EXISTS', keys.line, keys.fly, keys.done, keys.open) == 0
   and thing.now >= own.pause and not thing.holding

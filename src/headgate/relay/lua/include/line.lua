@@ -1,13 +1,17 @@
 --- A user's line at an upstream, the users' turns at what they share, and who must be told that a time became known.
 ---
 --- A waiter's id says which process it waits in, and how many units it wants: `process.number.units`. A process that
---- has not been heard of for a while is taken for dead and its waiters are passed over; one that comes back shows its
---- place and stands there again.
+--- has not been heard of for a while is taken for dead: its waiters are passed over at once, and the next sweep takes
+--- them all out of their lines. The crowd says in whose lines a process has waiters, so that they are found. A process
+--- that comes back shows their places, and they stand there again.
+---
+--- A process beats every second. When nobody at all was heard for GAP_MS, it was the store that was away, and everybody
+--- has SILENT_MS anew; so SILENT_MS must be longer than GAP_MS and a beat together.
 --@include clock
 --@include hint
 --@include pool
-local SILENT_MS = 3000
-local GAP_MS = 2000
+local SILENT_MS = 4000
+local GAP_MS = 2500
 local LOOK = 64
 local CALLS = 16
 local LOST_MS = 1500
@@ -52,9 +56,24 @@ local function alive(relays, thing, waiter)
   return beat and thing.now - math.max(tonumber(beat), thing.revived) < SILENT_MS
 end
 
+local function crowd_field(keys, waiter)
+  return string.match(waiter, '^[^.]+') .. ' ' .. keys.owner
+end
+
+local function stand(keys, waiter, place)
+  if redis.call('ZADD', keys.line, text_of(place), waiter) == 1 then
+    redis.call('HINCRBY', keys.crowd, crowd_field(keys, waiter), 1)
+  end
+end
+
 local function drop_out(keys, waiter)
   redis.call('ZREM', keys.patience, waiter)
-  redis.call('ZREM', keys.line, waiter)
+  if redis.call('ZREM', keys.line, waiter) == 1 then
+    local field = crowd_field(keys, waiter)
+    if redis.call('HINCRBY', keys.crowd, field, -1) <= 0 then
+      redis.call('HDEL', keys.crowd, field)
+    end
+  end
 end
 
 --- Count the units wanted by those ahead in the line; the dead among them leave it. False: too many to look at.

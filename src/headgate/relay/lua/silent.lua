@@ -1,0 +1,22 @@
+#!lua
+--- Name processes that have fallen silent; forget those of whom nobody waits any more.
+--- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
+--- ARGV     1 context   2 most   3.. process (its waiters are out of their lines)
+--- RETURNS  processes
+--- AGAIN    same answer: who is forgotten stays so until it is heard again
+--@include clock
+--@include line
+local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
+local context, most = ARGV[1], tonumber(ARGV[2])
+
+local thing = open_upstream(meta, read_policy(policy), context)
+for i = 3, #ARGV do
+  if not alive(relays, thing, ARGV[i]) then
+    redis.call('ZREM', relays, ARGV[i])
+  end
+end
+close_thing(thing)
+if thing.now - thing.revived < SILENT_MS then
+  return {}
+end
+return redis.call('ZRANGEBYSCORE', relays, '-inf', text_of(thing.now - SILENT_MS), 'LIMIT', 0, most)
