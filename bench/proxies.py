@@ -21,11 +21,9 @@ SHIPPED: Final = ROOT / "deploy" / "nginx"
 PAGE: Final = "x" * 1024
 GATED: Final = """
     auth_request     /_headgate;
-    auth_request_set $headgate_wait   $upstream_http_x_headgate_location;
-    auth_request_set $headgate_cookie $upstream_http_set_cookie;
     add_header       Set-Cookie $headgate_cookie always;
     error_page 401 = @headgate_wait;
-    error_page 500 = @headgate_down;
+    error_page 500 = @headgate_busy;
 """
 
 

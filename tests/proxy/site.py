@@ -46,7 +46,7 @@ def site() -> Iterator[int]:
 
 @contextmanager
 def nginx(gateway_port: int, site_port: int, *, board_cache: bool = False) -> Iterator[str]:
-    """Run nginx with our configuration and the six lines that it asks for, and with the board's cache if wanted."""
+    """Run nginx with our configuration and the four lines that it asks for, and with the board's cache if wanted."""
     program, directory, port = need("nginx"), reaper().directory("nginx"), free_port()
     cache = f"proxy_cache_path {directory}/cache keys_zone=headgate:1m max_size=16m inactive=1m;" if board_cache else ""
     board = f"include {DEPLOY}/nginx/headgate-board.conf;" if board_cache else ""
@@ -67,12 +67,10 @@ http {{
         listen {HOST}:{port};
         include {DEPLOY}/nginx/headgate.conf; {board}
         location / {{
-            auth_request     /_headgate;
-            auth_request_set $headgate_wait   $upstream_http_x_headgate_location;
-            auth_request_set $headgate_cookie $upstream_http_set_cookie;
-            add_header       Set-Cookie $headgate_cookie always;
+            auth_request /_headgate;
+            add_header   Set-Cookie $headgate_cookie always;
             error_page 401 = @headgate_wait;
-            error_page 500 = @headgate_down;
+            error_page 500 = @headgate_busy;
             proxy_pass http://{HOST}:{site_port};
         }}
     }}

@@ -107,13 +107,14 @@ async def test_the_stream_comes_through_unbuffered(
         await admin.post(f"/api/admin/queues/{queue}/admit", json={"count": 1})
 
 
-async def test_a_flood_from_one_address_is_limited_and_hurts_nobody_else(server: Topology) -> None:
+@pytest.mark.parametrize("start", [nginx, caddy], ids=["nginx", "caddy"])
+async def test_a_flood_from_one_address_is_limited_and_hurts_nobody_else(server: Topology, start: Proxy) -> None:
     limits = {"entry": {"per_second": 1, "burst": 5}, "gate": {"per_second": 1, "burst": 40}}
     environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_GATEWAY_LIMITS": json.dumps(limits)}
     with (
         site() as site_port,
         GatewayProcess(server.url, environment=environment) as process,
-        nginx(process.port, site_port) as url,
+        start(process.port, site_port) as url,
     ):
         async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
             await configure(admin, "flooded", capacity=0)
@@ -129,8 +130,15 @@ async def test_a_flood_from_one_address_is_limited_and_hurts_nobody_else(server:
             assert flooding.count(429) >= 20
             assert [await enter(other, number) for number in range(3)] == [200] * 3
             asked = [(await flood.get("/flooded/x")).status_code for _ in range(60)]
-            assert set(asked) == {302, 503}
+            assert set(asked) == {302, 429}
             assert (await other.get("/flooded/x")).status_code == 302
+            told = await flood.get("/flooded/x")
+            assert told.status_code == 429
+            assert told.headers["content-type"].startswith("text/html")
+            assert 1 <= int(told.headers["retry-after"]) <= 60
+            assert told.headers["refresh"] == told.headers["retry-after"]
+            assert told.headers["cache-control"] == "no-store"
+            assert "Too many requests" in told.text
 
 
 def at(address: str, url: str) -> httpx2.AsyncClient:
@@ -165,13 +173,30 @@ async def test_a_board_behind_the_cache_reaches_the_gateway_once_a_second(server
             assert await counted() <= seconds + 2
 
 
+async def test_the_waiting_page_of_an_address_that_asks_too_often_says_when_to_come_back(server: Topology) -> None:
+    limits = {"gate": {"per_second": 0.1, "burst": 5}}
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_GATEWAY_LIMITS": json.dumps(limits)}
+    with (
+        site() as site_port,
+        GatewayProcess(server.url, environment=environment) as process,
+        nginx(process.port, site_port) as url,
+    ):
+        async with at("127.0.0.2", url) as flood:
+            answers = [await flood.get("/wait/nothing") for _ in range(10)]
+        assert answers[-1].status_code == 429
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert "Too many requests" in answers[-1].text
+
+
 async def test_a_gateway_that_is_away_is_never_a_500(server: Topology) -> None:
     with site() as site_port, guarded(server.url) as process, nginx(process.port, site_port) as url:
         process.stop()
         async with httpx2.AsyncClient(base_url=url) as client:
-            answer = await client.get("/anything")
-    assert answer.status_code == 503
-    assert answer.headers["retry-after"] == "5"
+            for target in ("/anything", "/wait/anything"):
+                answer = await client.get(target)
+                assert answer.status_code == 503
+                assert answer.headers["retry-after"] == "5"
+                assert "One moment" in answer.text
 
 
 @pytest.fixture
