@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from urllib.request import urlopen
@@ -51,11 +52,17 @@ async def test_a_rush_makes_a_line_and_the_line_lets_people_in(
     assert "<form method=post" in (await visitor.get("/")).text
     assert (await visitor.post("/rush")).status_code == 303
 
-    async def must_wait() -> bool:
-        return (await visitor.get(LANTERN)).status_code == 302
+    async def line_stands() -> bool:
+        # The shop's front page tells of its crowd. Our visitor must not ask for the lantern meanwhile: whoever happens
+        # to be first when the queue switches on is let in, and stays in.
+        front = await visitor.get("/")
+        told = re.search(r"(\d+) of them (must wait|had to wait)", front.text)
+        return told is not None and int(told[1]) >= 20
 
-    await eventually(must_wait, 30, "the queue is on", every=0.2)
-    page = (await visitor.get(LANTERN)).headers["location"]
+    await eventually(line_stands, 60, "a line stands", every=0.2)
+    waits = await visitor.get(LANTERN)
+    assert waits.status_code == 302
+    page = waits.headers["location"]
     assert page.startswith("/wait/product-lantern?")
     assert "The lantern is back for one day" in (await visitor.get(page)).text
     async with httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": gateway.token}) as admin:
@@ -66,3 +73,16 @@ async def test_a_rush_makes_a_line_and_the_line_lets_people_in(
         return "You are in" in (await visitor.get(LANTERN)).text
 
     await eventually(enters, 30, "the visitor is in", every=0.3)
+
+
+async def test_the_front_page_follows_the_crowd_and_rests_when_it_has_come(visitor: httpx2.AsyncClient) -> None:
+    await visitor.post("/rush")
+    coming = await visitor.get("/")
+    assert coming.headers["refresh"] == "1"
+    assert "A crowd is coming" in coming.text
+
+    async def come() -> bool:
+        return "The last crowd" in (await visitor.get("/")).text
+
+    await eventually(come, 90, "the crowd has come", every=0.3)
+    assert "refresh" not in (await visitor.get("/")).headers

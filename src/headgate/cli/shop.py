@@ -30,14 +30,18 @@ TEMPLATE: Final = "shop"
 QUEUE: Final = "product-lantern"
 POLICY: Final = {
     "paths": ["/product/*"],
-    "auto": {"resource": "product-*", "threshold": 60, "windowSeconds": 5, "cooldownSeconds": 15},
-    "ratePerSecond": 5,
+    "auto": {"resource": "product-*", "threshold": 30, "windowSeconds": 10, "cooldownSeconds": 15},
+    "ratePerSecond": 3,
+    "burst": 1,
+    "ticketTtlSeconds": 30,
     "sessionTtlSeconds": 120,
     "message": "The lantern is back for one day. Everybody gets their turn.",
     "theme": {"color": "#9a3b12"},
 }
-CROWD: Final = 150
-CROWD_SECONDS: Final = 5.0
+VISITORS_A_SECOND: Final = 30
+IN_LINE: Final = 100
+RUSH_SECONDS: Final = 60.0
+BROWSERS: Final = 32
 _PRICE: Final = "€ 39"
 
 log = structlog.get_logger()
@@ -86,13 +90,42 @@ async def shop(
     return 0
 
 
+class Rush:
+    """A crowd on its way to the lantern. It goes on until a line stands there, so a slow machine sees one too, only later."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.waiting = 0
+
+    async def run(self, url: str) -> None:
+        """Send visitors, each a newcomer, as fast as was said or as fast as this machine can."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        limits = httpx2.Limits(max_connections=BROWSERS)
+        async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=10) as client:
+
+            async def browse() -> None:
+                while self.waiting < IN_LINE and clock() - started < RUSH_SECONDS:
+                    self.came += 1
+                    await asyncio.sleep(started + self.came / VISITORS_A_SECOND - clock())
+                    with suppress(httpx2.HTTPError):
+                        # An empty cookie of its own keeps a visitor from being taken for an earlier one.
+                        answer = await client.get("/product/lantern", headers={"Accept": "text/html", "Cookie": ""})
+                        self.waiting += answer.status_code == 302
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(BROWSERS):
+                    group.create_task(browse())
+
+
 class Shop:
     """The site itself: it knows nothing of queues."""
 
     def __init__(self, url: str, gateway: str) -> None:
         self._url = url
         self._gateway = gateway
-        self._crowd: asyncio.Task[None] | None = None
+        self._rush = Rush()
+        self._rushing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -100,45 +133,42 @@ class Shop:
             return
         match scope["method"], scope["path"]:
             case "GET", "/":
-                await _html(send, "A small shop", self._front())
+                again = {"refresh": "1"} if self._busy() else {}
+                await _html(send, "A small shop", self._front(), headers=again)
             case "GET", "/shop.css":
                 await _answer(send, 200, web_text("shop/shop.css"), {"content-type": "text/css; charset=utf-8"})
             case "GET", str(path) if path.startswith("/product/"):
                 await _html(send, "The lantern", self._product(path.removeprefix("/product/")))
             case "POST", "/rush":
-                if self._crowd is None or self._crowd.done():
-                    self._crowd = asyncio.get_running_loop().create_task(self._rush())
+                if not self._busy():
+                    self._rush = Rush()
+                    self._rushing = asyncio.get_running_loop().create_task(self._rush.run(self._url))
                 await _answer(send, 303, "", {"location": "/"})
             case _:
                 await _html(send, "Nothing here", '<p>There is nothing here. <a href="/">Back to the shop</a></p>', 404)
 
     def close(self) -> None:
         """Send the crowd home."""
-        if self._crowd is not None:
-            self._crowd.cancel()
+        if self._rushing is not None:
+            self._rushing.cancel()
 
-    async def _rush(self) -> None:
-        """Send a crowd of browsers to the product, spread over a few seconds."""
-        limits = httpx2.Limits(max_connections=64)
-        async with httpx2.AsyncClient(base_url=self._url, limits=limits, timeout=10) as client:
-
-            async def visit(number: int) -> None:
-                await asyncio.sleep(CROWD_SECONDS * number / CROWD)
-                with suppress(httpx2.HTTPError):
-                    await client.get("/product/lantern", headers={"Accept": "text/html", "Cookie": ""})
-
-            async with asyncio.TaskGroup() as group:
-                for number in range(CROWD):
-                    group.create_task(visit(number))
+    def _busy(self) -> bool:
+        return self._rushing is not None and not self._rushing.done()
 
     def _front(self) -> str:
-        busy = self._crowd is not None and not self._crowd.done()
-        rush = "<p><strong>A crowd is on its way.</strong> Open the lantern now.</p>" if busy else ""
+        rush = ""
+        if self._busy():
+            rush = (
+                f"<p><strong>A crowd is coming: {self._rush.came} visitors so far, {self._rush.waiting} of them must wait.</strong> "
+                '<a href="/product/lantern">Stand in line behind them</a></p>'
+            )
+        elif self._rush.came:
+            rush = f"<p>The last crowd: {self._rush.came} visitors, {self._rush.waiting} of them had to wait.</p>"
         return (
             "<h1>A small shop</h1><p class=soft>A demonstration of the gate. The site behind it knows nothing of queues.</p>"
             f'<section><h2>The lantern</h2><p class=price>{_PRICE}</p><p><a href="/product/lantern">Look at it</a></p></section>'
-            f"<section><h2>Make it busy</h2>{rush}<p>Send {CROWD} visitors to the lantern within {CROWD_SECONDS:.0f} seconds. "
-            "The queue switches itself on, people wait their turn, and when it has been quiet for a while it goes off again.</p>"
+            f"<section><h2>Make it busy</h2>{rush}<p>Send {VISITORS_A_SECOND} visitors a second to the lantern, until {IN_LINE} of them "
+            "stand in line. The queue switches itself on, people wait their turn, and when it has been quiet for a while it goes off again.</p>"
             '<form method=post action="/rush"><button>Start a rush</button></form></section>'
             f'<section><h2>Watch</h2><p><a href="{html.escape(self._gateway)}/console#/queues/{QUEUE}">'
             "The queue in the console</a> (it is there while the queue is on).</p></section>"
@@ -169,15 +199,16 @@ async def _make_template(hg: Headgate, life: Life) -> None:
             return
 
 
-async def _html(send: Send, title: str, body: str, status: int = 200) -> None:
+async def _html(send: Send, title: str, body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
     page = web_text("shop/page.html").replace("{{title}}", html.escape(title)).replace("{{body}}", body)
     policy = "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'"
-    headers = {
+    own = {
         "content-type": "text/html; charset=utf-8",
         "content-security-policy": policy,
         "cache-control": "no-store",
+        **(headers or {}),
     }
-    await _answer(send, status, page, headers)
+    await _answer(send, status, page, own)
 
 
 async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
