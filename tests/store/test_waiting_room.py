@@ -61,6 +61,18 @@ async def test_a_thousand_entries_at_once_get_places_in_the_order_they_were_made
     assert len(set(look.waiting.values())) == 1000
 
 
+async def test_who_enters_twice_among_a_crowd_of_newcomers_keeps_one_place_and_the_true_rank(world: World) -> None:
+    room = world.room
+    names = [f"u{number}" for number in range(20)]
+    entries = await asyncio.gather(
+        *(room.entry("default", "main", "player", user_id=name, trusted=True) for name in (*names, *names))
+    )
+    first, again = entries[:20], entries[20:]
+    assert [entry.place for entry in first] == [entry.place for entry in again]
+    assert [entry.rank for entry in first] == [entry.rank for entry in again] == list(range(1, 21))
+    assert len((await world.look()).line) == 20
+
+
 async def test_a_queue_that_nobody_made_is_unknown(store: Store) -> None:
     with pytest.raises(QueueUnknown):
         await World(store, "nowhere").enter("ryan")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
-from typing import Final, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id, new_uuid
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
-from headgate.store import Arg, Batch, Reply, Store, Thing, script
+from headgate.store import Batch, Store, Thing, script
 from headgate.waiting_room.metrics import STREAMS
 from headgate.waiting_room.model import Entry, Flow, Seat, State, Status, poll_after_ms
+from headgate.waiting_room.problems import QueueLost
 from headgate.waiting_room.queues import Queues, label
 from headgate.waiting_room.signing import PLACE_SECONDS, Place, ProofKeys, SigningKeys, Ticket
 
@@ -46,8 +48,14 @@ RETRY_SECONDS: Final = 1.0
 LEAST_KEY: Final = 8
 MOST_KEY: Final = 256
 
+# What the scripts say of somebody: state, account, place, rank, generation, rate, admissions and seconds it is known from,
+# wake, grace, serving; and of a held seat: milliseconds left, then ticket, server and address, each after its length.
+_ANSWER: Final = struct.Struct("<cBdIddddBdd")
+_LEFT: Final = struct.Struct("<dB")
+
 Keys = Callable[[], Awaitable[SigningKeys]]
 Wake = Callable[[Thing], None]
+Told = TypeVar("Told", bound=Status)
 
 
 class Asker(msgspec.Struct, frozen=True):
@@ -60,10 +68,26 @@ class Asker(msgspec.Struct, frozen=True):
     place: int | None = None
     generation: int = 0
 
-    def item(self) -> tuple[Arg, ...]:
-        """Give the arguments that entry and status have in common."""
-        place: Arg = "" if self.place is None else self.place
-        return self.user_id, self.nickname, int(self.account), int(self.proven), place, self.generation
+    def claim(self) -> str:
+        """Write down for the scripts what they can show."""
+        if not self.proven:
+            return ""
+        flags = "pa" if self.account else "p"
+        return flags if self.place is None else f"{flags} {self.place} {self.generation} {self.nickname}"
+
+
+class _Answer(NamedTuple):
+    state: bytes
+    account: int
+    place: float
+    rank: int
+    generation: float
+    rate: float
+    seen: float
+    age: float
+    wake: int
+    grace: float
+    serving: float
 
 
 class Line:
@@ -99,28 +123,37 @@ class Line:
         asker = self._newcomer(keys, thing, nickname, idempotency_key)
         if user_id is not None or place_token:
             asker = self._asker(keys, thing, user_id, nickname, proof, place_token, trusted)
-        trace = traces.traceparent() or ""
-        reply = await self._queues.kept(thing, lambda: self._entries.call(thing, *asker.item(), trace))
-        status, account, generation = self._read(keys, thing, asker.user_id, reply)
+        item = (asker.user_id, nickname, asker.claim(), traces.traceparent() or "")
+        try:
+            reply = cast("bytes", await self._entries.call(thing, *item))
+        except QueueLost:
+            reply = cast("bytes", await self._queues.kept(thing, lambda: self._entries.call(thing, *item)))
+        answer = _Answer._make(_ANSWER.unpack_from(reply))
         place = Place(
             sub=asker.user_id,
             aud=thing.name,
-            gen=generation,
-            place=status.place,
+            gen=int(answer.generation),
+            place=int(answer.place),
             exp=int(time.time()) + PLACE_SECONDS,
             ns=thing.namespace,
-            account=account,
+            account=bool(answer.account),
             name=nickname,
         )
-        fields = {name: getattr(status, name) for name in status.__struct_fields__}
-        return Entry(**fields, place_token=keys.sign_place(place))
+        return self._told(Entry, keys, thing, asker.user_id, answer, reply, place_token=keys.sign_place(place))
 
     async def status(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> Status:
         """Say where somebody stands, and note that they asked."""
         keys = await self._keys()
-        asker = self._asker(keys, thing, user_id, "", None, place_token, trusted)
-        reply = await self._queues.kept(thing, lambda: self._statuses.call(thing, *asker.item()))
-        return self._read(keys, thing, asker.user_id, reply)[0]
+        if place_token is None and not trusted:
+            claim = ""  # their id is their own secret
+            member_id(user_id, "userId")
+        else:
+            claim = self._asker(keys, thing, user_id, "", None, place_token, trusted).claim()
+        try:
+            reply = cast("bytes", await self._statuses.call(thing, user_id, claim))
+        except QueueLost:
+            reply = cast("bytes", await self._queues.kept(thing, lambda: self._statuses.call(thing, user_id, claim)))
+        return self._told(Status, keys, thing, user_id, _Answer._make(_ANSWER.unpack_from(reply)), reply)
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
@@ -192,50 +225,46 @@ class Line:
             raise InvalidRequest("userId is missing.", field="userId")
         return Asker(user_id, nickname, account=known, proven=known)
 
-    def _read(self, keys: SigningKeys, thing: Thing, user_id: str, reply: Reply) -> tuple[Status, bool, int]:
+    def _told(
+        self,
+        kind: type[Told],
+        keys: SigningKeys,
+        thing: Thing,
+        user_id: str,
+        answer: _Answer,
+        reply: bytes,
+        **more: Any,
+    ) -> Told:
         """Turn a script's view of somebody into what they are told."""
-        state, place, rank, ticket, server, address, left, account, generation, rate, seen, wake, grace, serving = cast(
-            "tuple[bytes, int, int, bytes, bytes, bytes, int, int, int, int, int, int, int, int]", reply
-        )
-        self._queues.note(thing, generation, serving)
-        if wake:
+        self._queues.note(thing, int(answer.generation), int(answer.serving))
+        if answer.wake:
             self._wake(thing)
-        status = STATES[state]
-        waiting = status is State.WAITING
-        eta = Flow(rate / 1_000_000, seen).eta(rank) if waiting else None
-        poll = poll_after_ms(rank, eta, grace / 1000) if waiting else INSIDE_POLL_MS
-        told = Status(
+        status = STATES[answer.state]
+        place, rank = int(answer.place), answer.rank
+        if status is State.WAITING:
+            eta = Flow(answer.rate, answer.seen, answer.age).eta(rank) if answer.rate else None
+            return kind(
+                status=status,
+                queue=thing.name,
+                user_id=user_id,
+                rank=rank,
+                place=place,
+                eta=eta,
+                poll_after_ms=poll_after_ms(rank, eta, answer.grace / 1000),
+                **more,
+            )
+        told = kind(
             status=status,
             queue=thing.name,
             user_id=user_id,
             rank=rank,
             place=place,
-            eta=eta,
-            poll_after_ms=poll,
+            eta=None,
+            poll_after_ms=INSIDE_POLL_MS,
             advice=ADVICE.get(status, msgspec.UNSET),
+            **more,
         )
-        if status is State.PROMOTED:
-            seat = Seat(server.decode(), address.decode()) if server else msgspec.UNSET
-            told = msgspec.structs.replace(
-                told,
-                ticket_id=ticket.decode(),
-                server=seat,
-                expires_in_ms=left,
-                poll_after_ms=min(poll, max(500, left)),
-            )
-            if keys:
-                claims = Ticket(
-                    jti=ticket.decode(),
-                    sub=user_id,
-                    aud=thing.name,
-                    gen=generation,
-                    exp=int(time.time() + left / 1000),
-                    srv=server.decode(),
-                    addr=address.decode(),
-                    ns=thing.namespace,
-                )
-                told = msgspec.structs.replace(told, ticket=keys.sign_ticket(claims))
-        return told, bool(account), generation
+        return _called(told, keys, thing, int(answer.generation), reply) if status is State.PROMOTED else told
 
     def _watch(self, thing: Thing, user_id: str, changed: asyncio.Event) -> None:
         users = self._watchers.get(thing)
@@ -263,3 +292,35 @@ class Line:
         for user_id in changed if kind == "changed" else list(users):
             for event in users.get(user_id, ()):
                 event.set()
+
+
+def _called(told: Told, keys: SigningKeys, thing: Thing, generation: int, reply: bytes) -> Told:
+    """Add the ticket, its signed form and the seat that it holds."""
+    left, length = _LEFT.unpack_from(reply, _ANSWER.size)
+    at = _ANSWER.size + _LEFT.size
+    ticket = reply[at : at + length].decode()
+    at += length
+    server = reply[at + 1 : at + 1 + reply[at]].decode()
+    at += 1 + reply[at]
+    address = reply[at + 2 : at + 2 + int.from_bytes(reply[at : at + 2], "little")].decode()
+    signed: str | msgspec.UnsetType = msgspec.UNSET
+    if keys:
+        claims = Ticket(
+            jti=ticket,
+            sub=told.user_id,
+            aud=thing.name,
+            gen=generation,
+            exp=int(time.time() + left / 1000),
+            srv=server,
+            addr=address,
+            ns=thing.namespace,
+        )
+        signed = keys.sign_ticket(claims)
+    return msgspec.structs.replace(
+        told,
+        ticket_id=ticket,
+        ticket=signed,
+        server=Seat(server, address) if server else msgspec.UNSET,
+        expires_in_ms=int(left),
+        poll_after_ms=min(told.poll_after_ms, max(500, int(left))),
+    )

@@ -143,6 +143,7 @@ class Flow(msgspec.Struct, frozen=True):
 
     rate_per_second: float
     seen: float
+    seconds: float = 0.0
 
     def eta(self, rank: int) -> Eta | None:
         """Tell how long somebody at this rank waits, or None while nothing was measured."""

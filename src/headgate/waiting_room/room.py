@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from headgate.kit import metrics
 from headgate.kit.life import Job
@@ -90,12 +90,12 @@ class WaitingRoom:
         await self.promotion.step(self.queues.thing(namespace, queue))
         return await self.status(namespace, queue, user_id, trusted=True)
 
-    async def status(
+    def status(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False
-    ) -> Status:
+    ) -> Coroutine[Any, Any, Status]:
         """Say where somebody stands."""
         thing = self.queues.thing(namespace, queue)
-        return await self._line.status(thing, user_id, place_token=place_token, trusted=trusted)
+        return self._line.status(thing, user_id, place_token=place_token, trusted=trusted)
 
     def watch(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False

@@ -8,10 +8,10 @@ rotated by putting a new one in front and taking the old one away a day later.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import time
 import uuid
+from binascii import b2a_base64
 from typing import Final
 
 import msgspec
@@ -26,6 +26,7 @@ ALGORITHM: Final = "Ed25519"
 PLACE_SECONDS: Final = 86_400
 LEEWAY_SECONDS: Final = 5.0
 LONGEST_TOKEN: Final = 4096
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class KeysInvalid(HeadgateError):
@@ -220,11 +221,11 @@ def _secret(key: OKPKey) -> bytes:
 
 
 def _mac(secret: bytes, words: str) -> bytes:
-    return hmac.digest(secret, words.encode(), hashlib.sha256().name)
+    return hmac.digest(secret, words.encode(), "sha256")
 
 
 def _encoded(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+    return b2a_base64(content, newline=False).rstrip(b"=").translate(_URL_SAFE).decode()
 
 
 def _decoded(text: str) -> bytes:

@@ -6,9 +6,9 @@
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
----          3 seed (of new ticket ids)   4.. user, nickname, account, proven, place, generation, trace
---- RETURNS  for each user: state, place, rank, ticket, server, address, left_ms, account, generation, rate, seen,
----          wake, grace_ms, serving
+---          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
+--- RETURNS  for each user, packed: state, account, place, rank, generation, rate, admissions and seconds it is known
+---          from, wake, grace_ms, serving; and for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
 --@include arrive
@@ -24,65 +24,89 @@ local queue = open_queue({
 }, context)
 local refusal = unknown(queue)
 if refusal then
-  return refuse_all(refusal, 4, #ARGV, 7)
+  return refuse_all(refusal, 4, #ARGV, 4)
 end
 queue.serving = math.max(queue.serving, remembered)
-local new_ticket = ticket_source(queue, seed)
+local new_ticket, rate = ticket_source(queue, seed), flow(queue)
+local ids, places, joining, replies = {}, {}, {}, {}
+for i = 4, #ARGV, 4 do
+  ids[#ids + 1] = ARGV[i]
+end
+local records = read_records(queue, ids)
+
+--- Those who are new stand behind all others, so they join the line together.
+local function join()
+  if #places > 0 then
+    redis.call('ZADD', waiting, unpack(places))
+    places, joining = {}, {}
+  end
+end
 
 local function newcomer(id, nickname, account)
   if queue.draining then
-    return nil, { err = 'QUEUE_CLOSED' }
+    return { err = 'QUEUE_CLOSED' }
   end
-  local length = redis.call('ZCARD', waiting)
-  if queue.longest and length + redis.call('ZCARD', away) >= queue.longest then
-    return nil, { err = 'QUEUE_FULL' }
+  queue.length = queue.length or redis.call('ZCARD', waiting)
+  if queue.longest and queue.length + redis.call('ZCARD', away) >= queue.longest then
+    return { err = 'QUEUE_FULL' }
   end
+  queue.length = queue.length + 1
   local user = new_user(id, nickname, account, next_number(queue.thing))
-  stand_in_line(queue, user)
-  local rate = flow(queue)
-  user.eta = rate > 0 and math.min(4294967295, math.floor((length + 1) / rate + 0.5)) or 0
+  user.shown, user.seen = queue.length, queue.seconds
+  user.eta = rate > 0 and math.min(4294967295, math.floor(queue.length / rate + 0.5)) or 0
+  places[#places + 1] = text_of(user.place)
+  places[#places + 1] = id
+  joining[id] = true
+  change_record(records, id, pack_user(user))
   count(queue, 'entered', 1)
-  return user, nil, length
+  return answer(queue, 'W', account, user.place, user.shown)
 end
 
-local function arrive(id, nickname, account, proven, place, generation)
-  local user = read_user(users, id)
-  if user and user.account == 1 and not proven then
-    return nil, { err = 'FORBIDDEN An account needs a service token, the proof of its site, or the place token.' }
+local function arrive(id, nickname, claim)
+  local proven, account, place, generation = read_claim(claim)
+  if joining[id] then
+    join()
   end
-  local trouble, rank
+  local told = records[id] and tell_waiting(queue, records, id, proven)
+  if told then
+    return told
+  end
+  local user, trouble = unpack_user(id, records[id]), nil
+  if user and user.account == 1 and not proven then
+    return { err = 'FORBIDDEN An account needs a service token, the proof of its site, or the place token.' }
+  end
   if user then
     touch(queue, user, new_ticket)
     if user.state == 'K' then
       come_back(queue, user, new_ticket)
     end
   elseif not proven then
-    return nil, { err = recently_lost(queue) and 'QUEUE_RESET'
+    return { err = recently_lost(queue) and 'QUEUE_RESET'
       or 'FORBIDDEN A userId needs a service token, the proof of its site, or the place token.' }
   elseif place then
     user, trouble = restore(queue, id, nickname, account, place, generation)
-    if trouble then
-      return nil, trouble
-    end
   end
-  if not user or string.find('EFLB', user.state, 1, true) then
-    if user then
-      forget(queue, id)
-    end
-    user, trouble, rank = newcomer(id, nickname, math.max(account, user and user.account or 0))
+  if trouble then
+    return trouble
+  elseif user and not string.find('EFLB', user.state, 1, true) then
+    told = view(queue, user)
+    records[id] = redis.call('HGET', users, id)
+    return told
+  elseif user then
+    forget(queue, id)
   end
-  return user, trouble, rank
+  return newcomer(id, nickname, math.max(account, user and user.account or 0))
 end
 
-local replies = {}
-for i = 4, #ARGV, 7 do
-  local id, nickname, account, proven = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] == '1'
-  local place, generation, trace = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6]
-  local user, trouble, rank = arrive(id, nickname, account, proven, place, generation)
-  replies[#replies + 1] = user and view(queue, user, rank) or trouble
-  if user and trace ~= '' then
+for i = 4, #ARGV, 4 do
+  local id, trace = ARGV[i], ARGV[i + 3]
+  local told = arrive(id, ARGV[i + 1], ARGV[i + 2])
+  replies[#replies + 1] = told
+  if trace ~= '' and not told.err then
     redis.call('HSET', traces, id, trace)
   end
 end
+join()
+write_records(queue, records)
 close_queue(queue)
 return replies

@@ -6,9 +6,9 @@
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
----          3 seed (of new ticket ids)   4.. user, nickname, account, proven, place, generation
---- RETURNS  for each user: state, place, rank, ticket, server, address, left_ms, account, generation, rate, seen,
----          wake, grace_ms, serving
+---          3 seed (of new ticket ids)   4.. user, claim (what they can show)
+--- RETURNS  for each user, packed: state, account, place, rank, generation, rate, admissions and seconds it is known
+---          from, wake, grace_ms, serving; and for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_RESET NOT_IN_LINE FORBIDDEN
 --- AGAIN    same answer: the same moment is noted again
 --@include arrive
@@ -24,34 +24,41 @@ local queue = open_queue({
 }, context)
 local refusal = unknown(queue)
 if refusal then
-  return refuse_all(refusal, 4, #ARGV, 6)
+  return refuse_all(refusal, 4, #ARGV, 2)
 end
-queue.serving = math.max(queue.serving, remembered)
+local serving, generation = queue.serving, queue.generation
+queue.serving = math.max(serving, remembered)
 local new_ticket = ticket_source(queue, seed)
+local ids, replies = {}, {}
+for i = 4, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[i]
+end
+local records = read_records(queue, ids)
 
-local function ask(id, nickname, account, proven, place, generation)
-  local user = read_user(users, id)
+local function ask(id, claim)
+  local proven, account, place, of_generation, nickname = read_claim(claim)
+  local told = records[id] and tell_waiting(queue, records, id, proven)
+  if told then
+    return told
+  end
+  local user = unpack_user(id, records[id])
   if user then
     if user.account == 1 and not proven then
       return { err = 'FORBIDDEN An account needs a service token or the place token.' }
     end
     touch(queue, user, new_ticket)
-    return view(queue, user)
+    told = view(queue, user)
+  elseif place then
+    local restored, trouble = restore(queue, id, nickname, account, place, of_generation)
+    told = trouble or restored and view(queue, restored)
   end
-  if place then
-    local restored, trouble = restore(queue, id, nickname, account, place, generation)
-    if restored or trouble then
-      return trouble or view(queue, restored)
-    end
-  end
-  return { err = recently_lost(queue) and 'QUEUE_RESET' or 'NOT_IN_LINE' }
+  records[id] = redis.call('HGET', users, id)
+  return told or { err = recently_lost(queue) and 'QUEUE_RESET' or 'NOT_IN_LINE' }
 end
 
-local replies = {}
-for i = 4, #ARGV, 6 do
-  local id, nickname, account, proven = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3] == '1'
-  local place, generation = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
-  replies[#replies + 1] = ask(id, nickname, account, proven, place, generation)
+for i = 4, #ARGV, 2 do
+  replies[#replies + 1] = ask(ARGV[i], ARGV[i + 1])
 end
-close_queue(queue)
+write_records(queue, records)
+close_asked(queue, serving, generation)
 return replies

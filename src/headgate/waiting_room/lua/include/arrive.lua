@@ -1,11 +1,45 @@
 --- Somebody asks: find them, bring them back where they belong, and say how they stand.
 --@include placement
+local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddddBdd', '<dBc0Bc0Hc0'
+
+--- What an asker can show for themselves: nothing, 'p' (proven), 'pa' (proven, and an account), or further the place,
+--- the generation and the nickname of a place token.
+local function read_claim(claim)
+  if claim == '' then
+    return false, 0
+  elseif claim == 'p' then
+    return true, 0
+  end
+  local account, place, generation, nickname = string.match(claim, '^p(a?) ?(%d*) ?(%d*) ?(.*)$')
+  return true, account == 'a' and 1 or 0, tonumber(place), tonumber(generation), nickname
+end
+
+--- The records of those who ask together, by id, read in one call; `changed` is what will be written in one call.
+local function read_records(queue, ids)
+  local records, found = { changed = {} }, redis.call('HMGET', queue.keys.users, unpack(ids))
+  for i, id in ipairs(ids) do
+    records[id] = found[i]
+  end
+  return records
+end
+
+local function change_record(records, id, record)
+  records[id] = record
+  records.changed[#records.changed + 1] = id
+  records.changed[#records.changed + 1] = record
+end
+
+local function write_records(queue, records)
+  if #records.changed > 0 then
+    redis.call('HSET', queue.keys.users, unpack(records.changed))
+  end
+end
 
 --- Put somebody back whose place the store may have lost; they prove it with a signed token. Gives the person, or a
 --- refusal.
 local function restore(queue, id, nickname, account, place, generation)
   if generation > queue.generation then
-    queue.generation = generation
+    queue.generation, queue.common = generation, false
   elseif generation < queue.generation then
     return nil, { err = 'QUEUE_RESET' }
   end
@@ -54,31 +88,58 @@ local function touch(queue, user, new_ticket)
   end
 end
 
---- What the person is told. A rank that was shown never rises.
-local function view(queue, user, known_rank)
-  local rank, left, address = 0, 0, ''
+--- What a person is told, packed; what all are told alike is packed once.
+local function answer(queue, state, account, place, rank)
+  if not queue.common then
+    local rate, seen, age = flow(queue)
+    queue.common = struct.pack(COMMON_FORM, queue.generation, rate, seen, age, queue.unattended and 1 or 0,
+      queue.grace_ms, queue.serving)
+  end
+  return struct.pack(ANSWER_FORM, state, account, place, rank) .. queue.common
+end
+
+--- A rank that was shown never rises.
+local function shown_rank(rank, shown)
+  return shown > 0 and rank > shown and shown or rank
+end
+
+--- Tell somebody who waits, as nearly all do: the record is patched, not taken apart. Gives nil for anybody else.
+local function tell_waiting(queue, records, id, proven)
+  local record = records[id]
+  local state, account, place, shown, seen = struct.unpack(USER_HEAD, record)
+  if state ~= 'W' or (account == 1 and not proven) then
+    return nil
+  end
+  local rank = redis.call('ZRANK', queue.keys.waiting, id)
+  if not rank then
+    return nil
+  end
+  rank = shown_rank(rank + 1, shown)
+  if rank ~= shown or seen ~= queue.seconds then
+    change_record(records, id, string.sub(record, 1, SHOWN_AT - 1) .. struct.pack('<I4I4', rank, queue.seconds)
+      .. string.sub(record, AFTER_SEEN))
+  end
+  return answer(queue, 'W', account, place, rank)
+end
+
+--- Tell somebody, whatever their state.
+local function view(queue, user)
   if user.state == 'W' then
-    rank = known_rank or redis.call('ZRANK', queue.keys.waiting, user.id)
+    local rank = redis.call('ZRANK', queue.keys.waiting, user.id)
     if not rank then
       stand_in_line(queue, user)
       rank = redis.call('ZRANK', queue.keys.waiting, user.id)
     end
-    rank = rank + 1
-    if user.shown > 0 and rank > user.shown then
-      rank = user.shown
-    end
-    if user.unwritten or user.shown ~= rank or user.seen ~= queue.seconds then
-      user.shown, user.seen = rank, queue.seconds
-      write_user(queue.keys.users, user)
-    end
-  elseif user.state == 'P' then
-    left = math.max(0, tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0) - queue.time)
-    local server = user.server ~= '' and read_server(queue, user.server)
-    address = server and server.address or ''
+    user.shown, user.seen = shown_rank(rank + 1, user.shown), queue.seconds
+    write_user(queue.keys.users, user)
+    return answer(queue, 'W', user.account, user.place, user.shown)
   end
-  local rate, seen = flow(queue)
-  return {
-    user.state, user.place, rank, user.ticket, user.server, address, left, user.account, queue.generation,
-    math.floor(rate * 1000000), math.floor(seen), queue.unattended and 1 or 0, queue.grace_ms, queue.serving,
-  }
+  local told = answer(queue, user.state, user.account, user.place, 0)
+  if user.state ~= 'P' then
+    return told
+  end
+  local left = math.max(0, tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0) - queue.time)
+  local server = user.server ~= '' and read_server(queue, user.server)
+  local address = server and server.address or ''
+  return told .. struct.pack(HELD_FORM, left, #user.ticket, user.ticket, #user.server, user.server, #address, address)
 end

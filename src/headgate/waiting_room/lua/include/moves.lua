@@ -64,8 +64,9 @@ local function stand_in_line(queue, user)
   if user.ticket ~= '' then
     redis.call('HDEL', queue.keys.tickets, user.ticket)
   end
-  user.state, user.ticket, user.server, user.session, user.unwritten = 'W', '', '', '', true
+  user.state, user.ticket, user.server, user.session = 'W', '', '', ''
   redis.call('ZADD', queue.keys.waiting, text_of(user.place), user.id)
+  queue.length = queue.length and queue.length + 1
 end
 
 --- Somebody is done, one way or another; what became of them can be asked for a while.
@@ -116,7 +117,7 @@ local function make_calls(queue)
       perform(call[1], call[2], unpack(call, first, math.min(first + MOST_TOGETHER - 1, #call)))
     end
   end
-  queue.together = nil
+  queue.together = false
 end
 
 --- Give a ticket that holds a seat on a server; whatever the person held before must be free already.

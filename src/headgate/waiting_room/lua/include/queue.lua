@@ -7,34 +7,52 @@
 --@include emit
 --@include hint
 local VISIT_MS = 2000
+local LOOK_MS = 250
 local EVENTS_KEPT = 10000
 local LOST_MS = 3600000
 local FLOW_MS = 60000
+
+--- What the policy says is read when it is first asked for: somebody who only waits needs none of it.
+local function read_policy(queue)
+  setmetatable(queue, nil)
+  local policy = redis.call('HMGET', queue.keys.policy, 'fixed', 'capacity', 'rate', 'burst', 'batch', 'tick', 'ticket',
+    'session', 'keep', 'reentry', 'opens', 'packed', 'finished')
+  queue.fixed, queue.capacity, queue.rate = policy[1] == '1', tonumber(policy[2]), tonumber(policy[3])
+  queue.burst, queue.batch, queue.tick_ms = tonumber(policy[4]), tonumber(policy[5]), tonumber(policy[6])
+  queue.ticket_ms, queue.session_ms, queue.keep_ms = tonumber(policy[7]), tonumber(policy[8]), tonumber(policy[9])
+  queue.reentry_ms, queue.opens, queue.packed = tonumber(policy[10]), tonumber(policy[11]), policy[12] == '1'
+  queue.finished_ms = tonumber(policy[13])
+end
+
+local POLICY_LATER = {
+  __index = function(queue, name)
+    read_policy(queue)
+    return queue[name]
+  end,
+}
 
 local function open_queue(keys, context)
   local thing = open_thing(keys.meta, context, 0)
   local saved = redis.call('HMGET', keys.meta, 'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining',
     'serving', 'visit_by', 'lost', 'flow_sum', 'flow_age')
-  local policy = redis.call('HMGET', keys.policy, 'version', 'fixed', 'capacity', 'rate', 'burst', 'batch', 'tick',
-    'ticket', 'session', 'grace', 'keep', 'reentry', 'longest', 'opens', 'packed', 'finished')
+  local policy = redis.call('HMGET', keys.policy, 'version', 'grace', 'longest')
   local at, time = tonumber(saved[3] or thing.now), tonumber(saved[4] or 0)
-  time = time + math.max(0, math.min(thing.now - at, VISIT_MS))
+  local passed = thing.now - at
+  time = time + math.max(0, math.min(passed, VISIT_MS))
   local queue = {
     keys = keys, thing = thing, now = thing.now, time = time, seconds = math.floor(time / 1000), epoch = thing.epoch,
     generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1',
     draining = saved[6] == '1', serving = tonumber(saved[7] or 0), unattended = thing.now > tonumber(saved[8] or 0),
     lost = tonumber(saved[9] or 0),
     flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), counts = {},
-    version = policy[1], fixed = policy[2] == '1', capacity = tonumber(policy[3]), rate = tonumber(policy[4]),
-    burst = tonumber(policy[5]), batch = tonumber(policy[6]), tick_ms = tonumber(policy[7]),
-    ticket_ms = tonumber(policy[8]), session_ms = tonumber(policy[9]), grace_ms = tonumber(policy[10]),
-    keep_ms = tonumber(policy[11]), reentry_ms = tonumber(policy[12]), longest = tonumber(policy[13]),
-    opens = tonumber(policy[14]), packed = policy[15] == '1', finished_ms = tonumber(policy[16]),
+    version = policy[1], grace_ms = tonumber(policy[2]), longest = tonumber(policy[3]) or false,
+    together = false, length = false, common = false,
+    as_saved = thing.state == 'same' and passed > 0 and passed < LOOK_MS and thing.last,
   }
   if thing.state == 'uncertain' then
     queue.lost = thing.now
   end
-  return queue
+  return setmetatable(queue, POLICY_LATER)
 end
 
 --- Why a queue cannot be used at all, or nil. One that nobody deleted was lost, and whoever remembers it writes it
@@ -62,17 +80,17 @@ local function recently_lost(queue)
   return queue.lost > 0 and queue.now - queue.lost < LOST_MS
 end
 
---- How many a second were admitted lately, and how many admissions that is known from.
+--- How many a second were admitted lately, how many admissions that is known from, and over how many seconds.
 local function flow(queue)
   if queue.flow_age < 3000 then
-    return 0, 0
+    return 0, 0, 0
   end
-  return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS))), queue.flow_sum
+  return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS))), queue.flow_sum,
+    queue.flow_age / 1000
 end
 
 local function close_queue(queue)
-  close_thing(queue.thing)
-  redis.call('HSET', queue.keys.meta, 'queue_at', text_of(queue.now), 'queue_time', text_of(queue.time),
+  close_thing(queue.thing, 'queue_at', text_of(queue.now), 'queue_time', text_of(queue.time),
     'generation', text_of(queue.generation), 'serving', text_of(queue.serving), 'lost', text_of(queue.lost))
   local said = {}
   for name, more in pairs(queue.counts) do
@@ -82,5 +100,14 @@ local function close_queue(queue)
   end
   if #said > 0 then
     emit(queue.keys.events, EVENTS_KEPT, 'at', text_of(queue.now), unpack(said))
+  end
+end
+
+--- Close a queue that people only asked about. If nothing of it changed, the clock is not written for a moment either:
+--- whoever comes next reckons from the same point and gets the same time.
+local function close_asked(queue, serving, generation)
+  if queue.as_saved ~= queue.thing.last or queue.serving ~= serving or queue.generation ~= generation
+    or next(queue.counts) then
+    close_queue(queue)
   end
 end

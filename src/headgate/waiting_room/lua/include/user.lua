@@ -2,6 +2,9 @@
 --- States: W waiting, P promoted, A active, K dropped with the seat kept, Y away, E expired, F finished, L left, B
 --- abandoned.
 local USER_FORM = '<c1BdI4I4I4Bc0Bc0Bc0'
+--- Its beginning (state, account, place, shown, seen), and where in it shown and seen are.
+local USER_HEAD = '<c1BdI4I4'
+local SHOWN_AT, AFTER_SEEN = 11, 19
 
 local function unpack_user(id, packed)
   if not packed then
