@@ -10,7 +10,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from headgate.arena import Arena, ArenaSettings
+from headgate.arena.server import Arena
+from headgate.arena.settings import ArenaSettings
 from headgate.sdk.queue import Queue, queue_of
 from headgate.sdk.seats import Offer
 from headgate.store import Store

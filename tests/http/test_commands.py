@@ -17,7 +17,7 @@ from tests.topology import Standalone, Topology, free_port, wait_until
 
 _WAIT = """
 import sys
-from headgate.cli import app, run
+from headgate.cli.commands import app, run
 app.command(lambda: (print("waiting", flush=True), sys.stdin.read()), name="wait")
 sys.exit(run(["wait"]))
 """

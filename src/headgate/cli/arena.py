@@ -12,12 +12,14 @@ import msgspec
 import structlog
 from cyclopts import Parameter
 
-from headgate.arena import Arena, ArenaSettings
 from headgate.arena.door import TicketCheck
+from headgate.arena.server import Arena
+from headgate.arena.settings import ArenaSettings
+from headgate.cli.flags import Leash
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
 from headgate.cli.presence import announce, live_settings, process_record
-from headgate.cli.serve import Leash, begin, listen_operations, store_trouble
+from headgate.cli.process import begin, listen_operations, store_trouble
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.config.dynamic import DEFINITIONS
 from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.config.model import MASK, ContentType, Draft, UnknownKey, Update, Value
 from headgate.kit.problems import HeadgateError, InvalidRequest

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from headgate.cli import findings, output, whereabouts
 from headgate.cli.findings import Finding, Level
-from headgate.cli.settings import ClientSettings, DataSettings, Json, read_settings
+from headgate.cli.flags import Json
+from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Configuration
 from headgate.store import Store, StoreSettings, acl, open_store

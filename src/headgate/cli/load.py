@@ -23,7 +23,7 @@ from headgate.cli.crowd.record import Behaviour, Figures, Promise, Record
 from headgate.cli.crowd.report import report as write_report
 from headgate.cli.crowd.view import plain, view
 from headgate.cli.crowd.wire import Wire
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError
 from headgate.sdk import Headgate

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
 from headgate.locks import Held, LockHeld, LockLost, LockState, QuorumLost

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk import Headgate

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import InvalidRequest
 from headgate.relay.model import Counter, Upstream, UpstreamStatus, UpstreamView

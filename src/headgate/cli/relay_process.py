@@ -1,38 +1,20 @@
-"""`headgate serve relay`: the forwarding proxy, and the sending of jobs."""
+"""`headgate serve relay`: the process that keeps a relay's workers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
-from headgate.cli.local_store import local_store
-from headgate.cli.presence import announce, process_record
-from headgate.cli.serve import Leash, begin, listen_operations
+from headgate.cli.edge import relay_application, serve_edge
+from headgate.cli.flags import Leash
+from headgate.cli.process import begin
 from headgate.cli.settings import read_settings
-from headgate.gateway.assembly import open_gateway
-from headgate.gateway.gateway import Gateway
-from headgate.gateway.server import serve
 from headgate.gateway.settings import GatewaySettings
-from headgate.kit import logs, traces
-from headgate.kit.life import Life, run_jobs
-from headgate.kit.settings import Configuration
-from headgate.registry.health import prober_for
-from headgate.registry.instances import Registry
-from headgate.registry.settings import RegistrySettings
-from headgate.relay.api import operations
-from headgate.relay.model import Limit, Upstream
-from headgate.relay.relay import Relay, jobs
 from headgate.relay.settings import RelaySettings
-from headgate.relay.strict import StrictUpstream
-from headgate.store import StoreSettings, open_store
 
-DEMO = "a-server"
 SPARE_SECONDS = 2.0
 
 
@@ -80,43 +62,5 @@ async def relay(
         workers=settings.workers,
         stop_seconds=settings.drain_seconds + SPARE_SECONDS,
     )
-    async with Life(edge.quiet_seconds + edge.stop_seconds + 1) as life:
-        async with local_store(configuration, life.end) as url:
-            await serve(
-                partial(open_relay, configuration, edge, url, demo=demo),
-                edge,
-                probes=partial(listen_operations, configuration),
-                life=life,
-            )
+    await serve_edge(partial(relay_application, demo=demo), configuration, edge)
     return 0
-
-
-@asynccontextmanager
-async def open_relay(
-    configuration: Configuration, edge: GatewaySettings, store_url: str, *, demo: bool = False
-) -> AsyncIterator[Gateway]:
-    """Open what one process of a relay serves."""
-    begin(configuration, "relay")
-    logs.hide(*configuration[RelaySettings].secrets_by_name().values())
-    settings = msgspec.structs.replace(configuration[StoreSettings], url=store_url)
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(settings))
-        feature = await stack.enter_async_context(Relay(store, configuration[RelaySettings]))
-        if demo:
-            upstream = await stack.enter_async_context(StrictUpstream().open())
-            limits = (Limit(count=10, seconds=60),)
-            await feature.upstreams.put(DEMO, Upstream(base_url=upstream.url, limits=limits, forward_user=True))
-        quiet = asyncio.Event()
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        group.create_task(run_jobs(jobs(feature), quiet))
-        registry = Registry(store, configuration[RegistrySettings])
-        record = process_record("relay", edge.host, edge.port)
-        presence = partial(announce, registry, prober_for(store, registry.settings), record)
-        async with open_gateway(
-            operations(feature), [feature.mount()], [presence], settings=edge, store=store
-        ) as application:
-            try:
-                yield application
-            finally:
-                quiet.set()
-    traces.close()

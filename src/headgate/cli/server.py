@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 
 Namespace = Annotated[str, Parameter(name="--namespace", help="The queue's namespace.")]

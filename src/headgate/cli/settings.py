@@ -1,4 +1,4 @@
-"""`headgate settings`, and the one place that reads the environment and `headgate.toml`."""
+"""The one place that reads the environment and `headgate.toml`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from headgate.arena.settings import ArenaSettings
-from headgate.cli import output
 from headgate.config.settings import ConfigSettings
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.logs import LogSettings
@@ -19,7 +16,7 @@ from headgate.kit.traces import TraceSettings
 from headgate.locks.settings import LockSettings
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.settings import RelaySettings
-from headgate.store import StoreSettings
+from headgate.store.settings import StoreSettings
 from headgate.waiting_room.settings import WaitingRoomSettings
 
 
@@ -59,8 +56,6 @@ KINDS: tuple[type[Settings], ...] = (
 # What our own commands tell the programs they run, which may be ours again.
 HANDED_DOWN = frozenset({"HEADGATE_INSTANCE_ID", "HEADGATE_LOCK", "HEADGATE_FENCE"})
 
-Json = Annotated[bool, Parameter(name="--json", negative=())]
-
 
 def read_settings(**flags: tuple[str, object]) -> Configuration:
     """Read all settings; flags are given as `store__url=("--store", value)`, None meaning not given."""
@@ -68,26 +63,3 @@ def read_settings(**flags: tuple[str, object]) -> Configuration:
     file = Path(FILE_NAME)
     environment = {name: value for name, value in os.environ.items() if name not in HANDED_DOWN}
     return configure(KINDS, flags=said, environment=environment, file=file if file.exists() else None)
-
-
-def settings(*, json: Json = False) -> None:
-    """Show every setting in force and where it comes from.
-
-    Parameters
-    ----------
-    json
-        Print JSON.
-    """
-    values = list(read_settings().values())
-    if json:
-        output.as_json(
-            [
-                {"name": value.name, "value": value.shown, "origin": value.origin, "environment": value.environment[0]}
-                for value in values
-            ]
-        )
-    else:
-        output.table(
-            ("setting", "value", "from", "meaning"),
-            [(value.name, value.shown, value.origin, value.doc) for value in values],
-        )

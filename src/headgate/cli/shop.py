@@ -14,8 +14,9 @@ from cyclopts import Parameter
 from granian.constants import Interfaces
 from granian.server.embed import Server
 
+from headgate.cli.flags import Leash
 from headgate.cli.ports import refuse_taken
-from headgate.cli.serve import Leash, begin, listen_operations
+from headgate.cli.process import begin, listen_operations
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.http import Receive, Scope, Send

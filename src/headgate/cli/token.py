@@ -9,7 +9,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from headgate.cli import output
-from headgate.cli.settings import Json
+from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.gateway.api import NewToken, TokenFacts, TokenList, TokenRequest
 from headgate.gateway.tokens import Token, Tokens

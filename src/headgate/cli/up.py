@@ -15,10 +15,11 @@ from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli.children import Child, Running, keep_all, wait_until_ready
+from headgate.cli.flags import Json
 from headgate.cli.local_store import local_store
 from headgate.cli.log_lines import show
 from headgate.cli.ports import refuse_taken
-from headgate.cli.settings import DataSettings, Json, read_settings
+from headgate.cli.settings import DataSettings, read_settings
 from headgate.cli.whereabouts import Whereabouts, forget, remember
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs

@@ -1,0 +1,150 @@
+"""`headgate …`: noun then verb, data on stdout, the rest on stderr, an error in one sentence with its next step."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from headgate import __version__
+from headgate.cli import output
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+_AWAY = "Check that it runs and that the address is right; `headgate doctor` tells more."
+
+app = App(
+    name="headgate",
+    help="Traffic control for stateful backends, on Valkey.",
+    version=__version__,
+    result_action="return_int_as_exit_code_else_zero",
+    suppress_keyboard_interrupt=False,
+    help_epilogue="Every command takes `--debug`, which shows the whole of an error.",
+)
+serve = App(name="serve", help="Run one process of Headgate; any number of each may run.")
+queue = App(name="queue", help="Make queues, change how they admit, and watch them.")
+server = App(name="server", help="See who offers seats in a queue.")
+lock = App(name="lock", help="Run commands under a lock, across machines; see and break locks.")
+config = App(name="config", help="Read, publish, compare and roll back values that change live.")
+service = App(name="service", help="See and manage what is registered; register any program while it runs.")
+relay = App(name="relay", help="Calls to somebody else's API, within its limits.")
+upstream = App(name="upstream", help="Somebody else's API, and how much of it may be used.")
+token = App(name="token", help="Make, list and revoke the tokens that callers show.")
+
+# Modules are imported when their command is called: `headgate version` need not load a web server.
+app.command("headgate.cli.up:up", name="up", help="Start everything here on an embedded Valkey.")
+app.command(serve)
+serve.command(
+    "headgate.cli.gateway_process:gateway",
+    name="gateway",
+    help="Run the HTTP APIs, the gate, the pages and the console.",
+)
+serve.command(
+    "headgate.cli.worker_process:worker", name="worker", help="Run promotion, sweeps, health checks and other due work."
+)
+serve.command("headgate.cli.relay_process:relay", name="relay", help="Run the forwarding proxy, and send jobs.")
+serve.command("headgate.cli.shop:shop", name="shop", help="Run the demonstration shop.", show=False)
+serve.command("headgate.cli.arena:arena", name="arena", help="Run the reference game server, a chat room.")
+app.command(queue)
+queue.command("headgate.cli.queue:list_queues", name="list", help="Show all queues and how they stand.")
+queue.command("headgate.cli.queue:show", name="show", help="Show a queue's policy and figures.")
+queue.command("headgate.cli.queue:create", name="create", help="Make a queue.")
+queue.command("headgate.cli.queue:set_policy", name="set", help="Change a queue while it runs.")
+queue.command("headgate.cli.queue:pause", name="pause", help="Stop calling people.")
+queue.command("headgate.cli.queue:resume", name="resume", help="End a pause or a drain.")
+queue.command("headgate.cli.queue:admit", name="admit", help="Call so many people now.")
+queue.command("headgate.cli.queue:drain", name="drain", help="Take nobody new; those in line are served.")
+queue.command("headgate.cli.queue:reset", name="reset", help="Begin anew: everybody in line loses their place.")
+queue.command("headgate.cli.queue:delete", name="delete", help="Delete a queue and everything in it.")
+queue.command("headgate.cli.queue:audit", name="audit", help="Show who changed what.")
+queue.command("headgate.cli.queue:history", name="history", help="Show what happened by the minute.")
+queue.command("headgate.cli.queue:watch", name="watch", help="Follow a queue, once a second.")
+app.command(server)
+server.command("headgate.cli.server:list_servers", name="list", help="Show every live server of a queue.")
+app.command(lock)
+lock.command("headgate.cli.lock:run", name="run", help="Run a command while holding a lock.")
+lock.command("headgate.cli.lock:list_locks", name="list", help="Show the locks that are held or waited for.")
+lock.command("headgate.cli.lock:show", name="show", help="Show one lock and its history.")
+lock.command("headgate.cli.lock:break_lock", name="break", help="Take a lock away from its holder.")
+app.command(config)
+config.command("headgate.cli.config:get", name="get", help="Print a value, or the names of all.")
+config.command("headgate.cli.config:set_value", name="set", help="Publish a new version of a value.")
+config.command("headgate.cli.config:edit", name="edit", help="Change a value in your editor.")
+config.command("headgate.cli.config:history", name="history", help="Show a value's versions.")
+config.command("headgate.cli.config:diff", name="diff", help="Show what differs between two versions.")
+config.command("headgate.cli.config:roll_back", name="rollback", help="Publish an old version's content again.")
+config.command("headgate.cli.config:watch", name="watch", help="Follow a namespace's changes.")
+config.command("headgate.cli.config:export", name="export", help="Write all values into a directory of files.")
+config.command("headgate.cli.config:import_files", name="import", help="Publish what a directory of files says.")
+app.command(service)
+service.command("headgate.cli.service:list_services", name="list", help="Show what is registered, with counts.")
+service.command("headgate.cli.service:show", name="show", help="Show the instances of a service.")
+service.command("headgate.cli.service:watch", name="watch", help="Follow a service's changes.")
+service.command("headgate.cli.service:remove", name="remove", help="Take an instance out.")
+service.command("headgate.cli.service:drain", name="drain", help="Send no more traffic to an instance.")
+service.command("headgate.cli.service:evict", name="evict", help="Take an instance out and keep it out for a time.")
+service.command("headgate.cli.service:register", name="register", help="Run a program, registered while it lives.")
+app.command(token)
+token.command("headgate.cli.token:list_tokens", name="list", help="Show all tokens, without the tokens themselves.")
+token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")
+token.command("headgate.cli.token:revoke", name="revoke", help="Make a token worthless.")
+app.command(relay)
+relay.command(upstream)
+upstream.command("headgate.cli.relay:list_upstreams", name="list", help="Show all upstreams and their limits.")
+upstream.command("headgate.cli.relay:set_upstream", name="set", help="Add or change an upstream.")
+upstream.command("headgate.cli.relay:remove_upstream", name="remove", help="Take an upstream out of service.")
+relay.command("headgate.cli.relay:status", name="status", help="Show who waits, what is in flight and what cools.")
+relay.command("headgate.cli.relay:watch", name="watch", help="Show the same again and again.")
+relay.command("headgate.cli.relay:prove", name="prove", help="Flood live relays and count what arrives.")
+app.command("headgate.cli.chat:chat", name="chat", help="Stand in line, enter the arena with a ticket, and talk.")
+app.command(
+    "headgate.cli.load:load", name="load", help="Send a simulated crowd through a queue and draw what happened."
+)
+app.command("headgate.cli.doctor:doctor", name="doctor", help="Check the store, and say what to do about each finding.")
+app.command("headgate.cli.show_settings:settings", name="settings", help="Show every setting in force and its origin.")
+app.command("headgate.cli.version:version", name="version", help="Say which version this is.")
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and give its exit code."""
+    arguments, debug = _without_debug(arguments)
+    try:
+        return int(app(arguments, exit_on_error=False, print_error=False) or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; what Python still wants to flush has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except CycloptsError as error:
+        output.complain(" ".join(str(error).split()), "`headgate --help` shows what there is.")
+        return MISUSED
+    except HeadgateError as error:
+        if debug:
+            traceback.print_exc()
+        output.complain(error.detail, _AWAY if isinstance(error, StoreUnavailable) else "")
+        return FAILED
+    except Exception as error:  # noqa: BLE001  # the last stop: people get a sentence, --debug the traceback
+        if debug:
+            traceback.print_exc()
+            return FAILED
+        output.complain(
+            f"something went wrong that should not have: {type(error).__name__}: {error}",
+            "Run it again with --debug and report what that shows.",
+        )
+        return FAILED
+
+
+def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out, wherever it stands before `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ours = [argument for argument in arguments[:end] if argument != "--debug"]
+    return [*ours, *arguments[end:]], len(ours) < end

@@ -1,0 +1,54 @@
+"""The parent process of a gateway or a relay: it opens the ports and keeps workers running.
+
+It needs none of the features that its workers serve. What a worker opens is named by a function of this module, which
+is called, and imports the features, in the worker only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headgate.cli.local_store import local_store
+from headgate.cli.process import listen_operations
+from headgate.gateway.server import serve
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit.life import Life
+from headgate.kit.settings import Configuration
+
+if TYPE_CHECKING:
+    from headgate.gateway.gateway import Gateway
+
+Opening = Callable[[Configuration, GatewaySettings, str], "AbstractAsyncContextManager[Gateway]"]
+
+
+async def serve_edge(opening: Opening, configuration: Configuration, settings: GatewaySettings) -> None:
+    """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL."""
+    async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
+        async with local_store(configuration, life.end) as url:
+            await serve(
+                partial(opening, configuration, settings, url),
+                settings,
+                probes=partial(listen_operations, configuration),
+                life=life,
+            )
+
+
+def gateway_application(
+    configuration: Configuration, settings: GatewaySettings, store_url: str
+) -> AbstractAsyncContextManager[Gateway]:
+    """Give what one worker of a gateway serves."""
+    from headgate.cli.serve import open_application
+
+    return open_application(configuration, settings, store_url)
+
+
+def relay_application(
+    configuration: Configuration, settings: GatewaySettings, store_url: str, *, demo: bool = False
+) -> AbstractAsyncContextManager[Gateway]:
+    """Give what one worker of a relay serves."""
+    from headgate.cli.serve_relay import open_relay
+
+    return open_relay(configuration, settings, store_url, demo=demo)

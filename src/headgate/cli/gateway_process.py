@@ -1,0 +1,47 @@
+"""`headgate serve gateway`: the process that keeps a gateway's workers."""
+
+from __future__ import annotations
+
+from headgate.cli.edge import gateway_application, serve_edge
+from headgate.cli.flags import Leash
+from headgate.cli.process import begin
+from headgate.cli.settings import read_settings
+from headgate.gateway.settings import GatewaySettings
+
+
+async def gateway(
+    *,
+    store: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    ops_port: int | None = None,
+    workers: int | None = None,
+    leash: Leash = False,
+) -> int:
+    """Run the HTTP APIs, the gate, the pages and the console; any number of gateways may run.
+
+    Parameters
+    ----------
+    store
+        The store's URL.
+    host
+        Address to listen on.
+    port
+        Port to listen on.
+    ops_port
+        Port for probes and metrics.
+    workers
+        Processes that answer requests.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(
+        store__url=("--store", store),
+        gateway__host=("--host", host),
+        gateway__port=("--port", port),
+        gateway__workers=("--workers", workers),
+        ops__port=("--ops-port", ops_port),
+    )
+    begin(configuration, "gateway", leash=leash)
+    await serve_edge(gateway_application, configuration, configuration[GatewaySettings])
+    return 0

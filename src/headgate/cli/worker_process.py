@@ -1,0 +1,48 @@
+"""`headgate serve worker`: whatever is due, on time."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from headgate.cli.flags import Leash
+from headgate.cli.local_store import local_store
+from headgate.cli.presence import process_record
+from headgate.cli.process import begin, listen_operations, store_trouble
+from headgate.cli.serve import assemble
+from headgate.cli.settings import read_settings
+from headgate.kit import traces
+from headgate.kit.life import Life, run_jobs
+from headgate.kit.operations import OperationsSettings
+from headgate.store import StoreSettings, open_store
+
+log = structlog.get_logger()
+
+
+async def worker(*, store: str | None = None, ops_port: int | None = None, leash: Leash = False) -> int:
+    """Run promotion, sweeps, health checks and other due work; any number of workers may run.
+
+    Parameters
+    ----------
+    store
+        The store's URL.
+    ops_port
+        Port for probes and metrics.
+    leash
+        Stop when stdin ends.
+    """
+    configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
+    begin(configuration, "worker", leash=leash)
+    async with Life() as life, local_store(configuration, life.end) as url:
+        settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
+        async with open_store(settings) as opened:
+
+            async def why_not() -> str | None:
+                return "stopping" if life.quiet.is_set() else await store_trouble(opened)
+
+            async with listen_operations(configuration, why_not) as port:
+                log.info("worker started", ops_port=port)
+                record = process_record("worker", configuration[OperationsSettings].host, port)
+                await life.run(run_jobs(assemble(opened, configuration, record).jobs, life.quiet))
+    traces.close()
+    return 0
