@@ -64,7 +64,7 @@ class Config:
         self.store = store
         self.settings = settings or ConfigSettings()
         self.definitions = definitions or {}
-        self.feed: Feed[Value] = Feed(store, self._snapshot)
+        self.feed: Feed[Value] = Feed(store, self._snapshot, open_watches=metrics.WATCHERS, lag=metrics.WATCH_LAG)
 
     def space(self, namespace: str) -> Thing:
         """Name a namespace's place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -12,7 +12,8 @@ from headgate.config import metrics
 from headgate.config.model import Update, Value
 from headgate.config.values import Config, read_update
 from headgate.kit.http import event
-from headgate.store.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
+from headgate.store import Thing
+from headgate.store.feed import Bookmark, Change, Compacted, Notice, Notices, Reset, Snapshot
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,81 +32,100 @@ class Told(msgspec.Struct, frozen=True, rename="camel"):
     value: Value | None = None
 
 
+class _Keyed(msgspec.Struct, frozen=True):
+    key: str
+
+
 Step = Snapshot[Value] | Update | Bookmark | Compacted | Reset
+_raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
+_keys = msgspec.json.Decoder(list[_Keyed])
 
 
 async def follow(config: Config, namespace: str, after: int | None) -> AsyncGenerator[Step, None]:
     """Follow a namespace; whoever resumes gets each changed key's latest once, then every publish."""
-    missed: list[Update] | None = None if after is None else []
+    notices = config.feed.watch(config.space(namespace), after)
+    if after is not None:
+        notices = newest_of_each(notices)
     metrics.WATCHERS.inc()
     try:
-        async with aclosing(config.feed.watch(config.space(namespace), after)) as notices:
+        async with aclosing(notices):
             async for notice in notices:
-                if isinstance(notice, Change):
-                    update = _read(notice)
-                    if missed is None:
-                        yield update
-                    else:
-                        missed.append(update)
-                    continue
-                metrics.WATCH_LAG.set(config.feed.silent_seconds)
-                if missed is not None:
-                    for update in latest(missed):
-                        yield update
-                    missed = None
-                yield _plain(notice)
+                yield _read(notice) if isinstance(notice, Change) else notice
     finally:
         metrics.WATCHERS.dec()
 
 
-def latest(updates: Sequence[Update]) -> list[Update]:
-    """Leave of each key only its newest version, in order."""
-    newest = {value.key: update.revision for update in updates for value in update.values}
-    kept = []
-    for update in updates:
-        values = [value for value in update.values if newest[value.key] == update.revision]
-        if values:
-            kept.append(Update(update.revision, values))
-    return kept
-
-
-async def events(
+def events(
     config: Config, namespace: str, after: int | None, *, clear: bool, keys: frozenset[str] | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Give a namespace's events; `clear` shows secret contents, `keys` leaves out all others."""
-    async with aclosing(follow(config, namespace, after)) as steps:
-        async for step in steps:
-            match step:
-                case Update():
-                    if keys is None:
-                        yield _rendered(_Hashed(step), clear)
-                    elif chosen := [value for value in step.values if value.key in keys]:
-                        yield _render(Update(step.revision, chosen), clear)
-                case Snapshot():
-                    values = [value for value in step.items if keys is None or value.key in keys]
-                    if values:
-                        yield b"".join(event("put", _told(step.revision, value, clear)) for value in values)
-                case Bookmark():
-                    yield event("bookmark", Mark(step.revision), step.revision)
-                case Compacted():
-                    yield event("compacted", Mark(step.revision))
-                case Reset():
-                    yield event("reset", Mark(step.revision, step.epoch))
+    write = _write_clear if clear else _write_masked
+    if keys is not None:
+        write = partial(_write_some, clear=clear, keys=keys)
+    return config.feed.broadcast(config.space(namespace), after, write, newest_of_each if after is not None else None)
 
 
-class _Hashed:
-    """An update as a key of a cache: by its place in history, not by its contents."""
+async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
+    """Leave of what was missed, up to the first mark, only each key's newest version."""
+    missed: list[Change] | None = []
+    async with aclosing(notices):
+        async for notice in notices:
+            if missed is not None:
+                if isinstance(notice, Change):
+                    missed.append(notice)
+                    continue
+                for change in _newest(missed):
+                    yield change
+                missed = None
+            yield notice
 
-    __slots__ = ("update",)
 
-    def __init__(self, update: Update) -> None:
-        self.update = update
+def _newest(changes: Sequence[Change]) -> list[Change]:
+    newest = {entry.key: change.revision for change in changes for entry in _keys.decode(change.value)}
+    kept = []
+    for change in changes:
+        pairs = zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True)
+        entries = [bytes(raw) for entry, raw in pairs if newest[entry.key] == change.revision]
+        if entries:
+            kept.append(msgspec.structs.replace(change, value=b"[" + b",".join(entries) + b"]"))
+    return kept
 
-    def __hash__(self) -> int:
-        return self.update.revision
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and other.update is self.update
+def _write_clear(thing: Thing, notice: Notice[Value]) -> bytes:
+    return _rendered(notice, clear=True) if isinstance(notice, Change) else _write(notice, None, clear=True)
+
+
+def _write_masked(thing: Thing, notice: Notice[Value]) -> bytes:
+    return _rendered(notice, clear=False) if isinstance(notice, Change) else _write(notice, None, clear=False)
+
+
+def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: frozenset[str]) -> bytes:
+    return _write(notice, keys, clear=clear)
+
+
+@lru_cache(maxsize=1024)
+def _rendered(change: Change, *, clear: bool) -> bytes:
+    """Write a publish once for all who watch, however late."""
+    return _write(change, None, clear=clear)
+
+
+def _write(notice: Notice[Value], keys: frozenset[str] | None, *, clear: bool) -> bytes:
+    match notice:
+        case Change():
+            return _render(notice.revision, _chosen(_read(notice).values, keys), clear=clear)
+        case Snapshot():
+            values = _chosen(notice.items, keys)
+            return b"".join(event("put", _told(notice.revision, value, clear=clear)) for value in values)
+        case Bookmark():
+            return event("bookmark", Mark(notice.revision), notice.revision)
+        case Compacted():
+            return event("compacted", Mark(notice.revision))
+        case Reset():
+            return event("reset", Mark(notice.revision, notice.epoch))
+
+
+def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Value]:
+    return values if keys is None else [value for value in values if value.key in keys]
 
 
 @lru_cache(maxsize=1024)
@@ -114,30 +134,20 @@ def _read(change: Change) -> Update:
     return read_update(change)
 
 
-@lru_cache(maxsize=1024)
-def _rendered(hashed: _Hashed, clear: bool) -> bytes:
-    return _render(hashed.update, clear)
-
-
-def _render(update: Update, clear: bool) -> bytes:
+def _render(revision: int, values: Sequence[Value], *, clear: bool) -> bytes:
     """Write a publish; only its last event carries the id, so that nobody resumes in the middle of it."""
-    last = len(update.values) - 1
+    last = len(values) - 1
     return b"".join(
         event(
             "put" if value.kind == "put" else "removed",
-            _told(update.revision, value, clear),
-            update.revision if index == last else None,
+            _told(revision, value, clear=clear),
+            revision if index == last else None,
         )
-        for index, value in enumerate(update.values)
+        for index, value in enumerate(values)
     )
 
 
-def _told(revision: int, value: Value, clear: bool) -> Told:
+def _told(revision: int, value: Value, *, clear: bool) -> Told:
     if value.kind != "put":
         return Told(revision, value.key, value.version)
     return Told(revision, value.key, value.version, value if clear else value.masked())
-
-
-def _plain(notice: Notice[Value]) -> Step:
-    assert not isinstance(notice, Change)
-    return notice

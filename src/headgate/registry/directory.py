@@ -1,13 +1,15 @@
-"""Where an instance is, for callers who know only its id: hints, spread over a few slots per namespace."""
+"""Where things are: an instance known by its id alone (hints, spread over a few slots), and the groups of a type."""
 
 from __future__ import annotations
 
 import asyncio
 from binascii import crc32
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Final, cast
 
-from headgate.store import Batch, Store, Thing, script
+from headgate.kit.ids import thing_name
+from headgate.store import Batch, Index, Store, Thing, script
 
 PUT = script(__package__, "locate_put")
 FORGET = script(__package__, "locate_forget")
@@ -15,6 +17,7 @@ SHARDS: Final = 16
 KEEP_MS: Final = 86_400_000
 REMEMBERED: Final = 100_000
 FORGOTTEN_AT_ONCE: Final = 500
+RECENT_SECONDS: Final = 0.5
 
 
 class Directory:
@@ -59,3 +62,26 @@ class Directory:
 
     def _shard(self, namespace: str, instance_id: str) -> Thing:
         return self._store.thing("directory", namespace, f"{crc32(instance_id.encode()) % SHARDS:x}")
+
+
+class RecentGroups:
+    """The groups of a type as they were a moment ago: all who watch share one read of the list."""
+
+    def __init__(self, store: Store, index: Index) -> None:
+        self._store = store
+        self._index = index
+        self._lists: dict[str, tuple[float, asyncio.Task[Sequence[Thing]]]] = {}
+
+    async def of(self, namespace: str, type: str) -> dict[str, Thing]:
+        """Give the groups of a type that may exist."""
+        read_at, listing = self._lists.get(namespace, (0.0, None))
+        if listing is None or monotonic() - read_at > RECENT_SECONDS:
+            listing = self._store.errands.start(self._index.list(namespace))
+            self._lists[namespace] = (monotonic(), listing)
+        return groups_of(await asyncio.shield(listing), thing_name(type, "type"))
+
+
+def groups_of(things: Sequence[Thing], type_: str) -> dict[str, Thing]:
+    """Choose the services of a type, by their groups."""
+    named = ((thing.name.partition("/"), thing) for thing in things)
+    return {group: thing for (found, _, group), thing in named if found == type_}

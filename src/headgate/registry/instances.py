@@ -13,7 +13,7 @@ import msgspec
 from headgate.kit.ids import member_id, new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, NotFound
 from headgate.registry import metrics
-from headgate.registry.directory import Directory
+from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter, Literal
 from headgate.registry.model import (
     Beat,
@@ -59,7 +59,14 @@ class Registry:
         self.index = Index(store, PART)
         self.checks = Index(store, "check")
         self.directory = Directory(store)
-        self.feed: Feed[Instance] = Feed(store, self._snapshot, lease_ms=self.settings.lease_ms)
+        self.recent_groups = RecentGroups(store, self.index)
+        self.feed: Feed[Instance] = Feed(
+            store,
+            self._snapshot,
+            lease_ms=self.settings.lease_ms,
+            open_watches=metrics.WATCHERS,
+            lag=metrics.WATCH_LAG,
+        )
         beat_shared = (self.settings.lease_ms, self.settings.history)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
         self._things: dict[tuple[str, str, str], Thing] = {}
@@ -275,8 +282,7 @@ class Registry:
     async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
         """Give the groups of a type that may exist."""
         thing_name(type, "type")
-        things = await self.index.list(namespace)
-        return {thing.name.partition("/")[2]: thing for thing in things if thing.name.partition("/")[0] == type}
+        return groups_of(await self.index.list(namespace), type)
 
     async def services(self, namespace: str) -> list[ServiceSummary]:
         """Tell what exists, with counts; services without instances are left out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from time import time
@@ -52,20 +52,9 @@ class Mark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     group: str | None = None
 
 
-async def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:
+def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:
     """Give the events of one service."""
-    group = thing.name.partition("/")[2]
-    metrics.WATCHERS.inc()
-    try:
-        async with aclosing(registry.feed.watch(thing, after)) as notices:
-            async for notice in notices:
-                if isinstance(notice, Change):
-                    yield _rendered(notice, group)
-                else:
-                    metrics.WATCH_LAG.set(registry.feed.silent_seconds)
-                    yield _render(notice, group, str(notice.revision))
-    finally:
-        metrics.WATCHERS.dec()
+    return registry.feed.broadcast(thing, after, _write)
 
 
 async def watch_type(
@@ -89,7 +78,7 @@ async def follow_type(
     registry: Registry, namespace: str, type_: str, positions: dict[str, int] | None
 ) -> AsyncGenerator[Found, None]:
     """Follow every group of a type; one that was not there at the start is followed from its first change."""
-    queue: asyncio.Queue[Found] = asyncio.Queue(QUEUED)
+    queue: asyncio.Queue[Found | Exception] = asyncio.Queue(QUEUED)
     following: dict[str, asyncio.Task[None]] = {}
 
     async def follow(group: str, thing: Thing, after: int | None) -> None:
@@ -100,33 +89,31 @@ async def follow_type(
     async def look_for_groups() -> None:
         first = positions is None
         while True:
-            groups = await registry.groups(namespace, type_)
+            groups = await registry.recent_groups.of(namespace, type_)
             for group in positions or {}:
                 groups.setdefault(group, registry.service(namespace, type_, group))
             for group, thing in groups.items():
                 if group not in following:
                     after = None if first else (positions or {}).get(group, 0)
-                    following[group] = asyncio.ensure_future(follow(group, thing, after))
+                    following[group] = asyncio.ensure_future(told(follow(group, thing, after)))
+            if first and not groups:
+                await queue.put(("", Bookmark(0)))
             first = False
             await asyncio.sleep(NEW_GROUPS_SECONDS)
 
-    looking = asyncio.ensure_future(look_for_groups())
+    async def told(work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  # a broken reader ends the watch: it is raised below
+            await queue.put(error)
+
+    looking = asyncio.ensure_future(told(look_for_groups()))
     try:
-        if positions is None and not await registry.groups(namespace, type_):
-            yield "", Bookmark(0)
         while True:
-            taking = asyncio.ensure_future(queue.get())
-            waiting: set[asyncio.Future[object]] = {taking, looking, *following.values()}  # type: ignore[arg-type]
-            try:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not taking.done():
-                    taking.cancel()
-            if taking in done:
-                yield taking.result()
-                continue
-            for ended in done:
-                ended.result()  # a broken reader ends the watch; the client resumes from its cursor
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found  # the client resumes from its cursor
+            yield found
     finally:
         tasks = [looking, *following.values()]
         for task in tasks:
@@ -157,9 +144,16 @@ def read_revision(text: str) -> int:
     return int(text)
 
 
+def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
+    group = thing.name.partition("/")[2]
+    if isinstance(notice, Change):
+        return _rendered(notice, group)
+    return _render(notice, group, str(notice.revision))
+
+
 @lru_cache(maxsize=4096)
 def _rendered(change: Change, group: str) -> bytes:
-    """Write a change once for all who watch."""
+    """Write a change once for all who watch, however late."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return _render(change, group, str(change.revision))
 
