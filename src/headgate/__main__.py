@@ -2,5 +2,5 @@
 
 from headgate.cli import main
 
-if __name__ == "__main__":  # a process that granian spawns imports this module too
+if __name__ == "__main__":
     main()

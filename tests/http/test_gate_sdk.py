@@ -6,12 +6,12 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import httpx2
-from granian.constants import Interfaces
-from granian.server.embed import Server
 
+from headgate.gateway.listener import listen
+from headgate.gateway.server import listening
 from headgate.kit.http import Receive, Scope, Send
 from headgate.sdk.asgi import Gate
 from tests.processes import Gateway
@@ -29,25 +29,14 @@ async def site(scope: Scope, receive: Receive, send: Send) -> None:
 @asynccontextmanager
 async def served(gateway_url: str, *, token: str = "", fail_open: bool = False) -> AsyncIterator[httpx2.AsyncClient]:
     """Serve the site behind the gate, and give a visitor's browser."""
-    port = free_port()
     gate = Gate(site, gateway_url, token=token, fail_open=fail_open)
-    server = Server(gate, HOST, port, interface=Interfaces.ASGI)
-    serving = asyncio.create_task(server.serve())
     try:
-        async with httpx2.AsyncClient(
-            base_url=f"http://{HOST}:{port}", headers={"Accept": "text/html"}, timeout=20
-        ) as visitor:
-
-            async def listens() -> bool:
-                with suppress(httpx2.ConnectError):
-                    return bool((await visitor.get("/")).status_code)
-                return False
-
-            await eventually(listens, 20, "the site listens")
-            yield visitor
+        with listening(HOST, 0) as listener:
+            url = f"http://{HOST}:{listener.getsockname()[1]}"
+            async with listen(gate, listener, stop_seconds=2):
+                async with httpx2.AsyncClient(base_url=url, headers={"Accept": "text/html"}, timeout=20) as visitor:
+                    yield visitor
     finally:
-        server.stop()  # type: ignore[no-untyped-call]
-        await serving
         await gate.close()
 
 

@@ -204,7 +204,7 @@ async def test_worker_that_hangs_is_replaced(sample: SampleProcess, monkeypatch:
     monkeypatch.setattr(fleet, "HUNG_SECONDS", 3.0)
     settings = GatewaySettings(admin_token=sample.token, limits={"tight": TIGHT})
     factory = partial(open_sample, sample.store_settings(), settings, logs.Level.INFO)
-    orders = pickle.dumps((sys.path, pickle.dumps(Orders(factory=factory, backpressure=100, websockets=False))))
+    orders = pickle.dumps((sys.path, pickle.dumps(Orders(factory=factory, most_connections=100))))
     quiet = asyncio.Event()
     with listening(HOST, 0) as listener:
         hangs = fleet.Fleet(1, orders, listener, quiet)

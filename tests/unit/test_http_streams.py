@@ -14,13 +14,16 @@ from headgate.kit.http import Call, Message, Stop, Stream, event
 pytestmark = pytest.mark.anyio
 
 
-async def silent_client() -> Message:
-    await asyncio.sleep(60)
-    raise AssertionError
+async def no_body() -> Message:
+    raise AssertionError("a stream reads no body")
+
+
+def stays(departure: asyncio.Future[None]) -> None:
+    """A client that never leaves."""
 
 
 def call_of(stop: Stop) -> Call:
-    return Call({}, silent_client, {}, "7", stop)
+    return Call({}, no_body, {}, "7", stop, stays)
 
 
 class Sent:

@@ -11,13 +11,12 @@ from typing import Annotated, Final
 import httpx2
 import structlog
 from cyclopts import Parameter
-from granian.constants import Interfaces
-from granian.server.embed import Server
 
 from headgate.cli.flags import Leash
-from headgate.cli.ports import refuse_taken
 from headgate.cli.process import begin, listen_operations
 from headgate.cli.settings import ClientSettings, read_settings
+from headgate.gateway.listener import listen
+from headgate.gateway.server import listening
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.http import Receive, Scope, Send
 from headgate.kit.life import Life
@@ -68,26 +67,19 @@ async def shop(
     configuration = read_settings(ops__port=("--ops-port", ops_port))
     begin(configuration, "shop", leash=leash)
     client, host = configuration[ClientSettings], configuration[GatewaySettings].host
-    refuse_taken(host, port, "--port")
     site = Shop(f"http://{host}:{port}", client.url)
-    server = Server(
-        Gate(site, client.url, token=client.token), host, port, interface=Interfaces.ASGI, backpressure=20_000
-    )
+    gate = Gate(site, client.url, token=client.token)
     async with Life() as life, Headgate(client.url, token=client.token) as hg:
 
         async def why_not() -> str | None:
             return "stopping" if life.quiet.is_set() else None
 
-        await _make_template(hg, life)
-        async with listen_operations(configuration, why_not), asyncio.TaskGroup() as group:
-            serving = group.create_task(server.serve())
-            log.info("shop started", port=port)
-            await life.quiet.wait()
-            site.close()
-            server.stop()  # type: ignore[no-untyped-call]  # the library's own
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(serving), 2)
-            serving.cancel()
+        with listening(host, port) as listener:
+            await _make_template(hg, life)
+            async with listen_operations(configuration, why_not), listen(gate, listener, stop_seconds=2):
+                log.info("shop started", port=port)
+                await life.quiet.wait()
+                site.close()
     return 0
 
 

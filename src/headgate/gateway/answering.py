@@ -37,39 +37,44 @@ def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
 
 
+def block(headers: Headers) -> bytes:
+    """Write headers as the lines that go out."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
 @lru_cache(maxsize=256)
-def _plain_headers(content_type: str | None) -> Headers:
-    return _headers(content_type, {})
+def _plain_block(content_type: str | None) -> bytes:
+    return block(_headers(content_type, {}))
 
 
-_JSON_HEADERS = _plain_headers(JSON)
-_PROBLEM_HEADERS = _plain_headers(PROBLEM)
-_NO_HEADERS = _plain_headers(None)
+_JSON_BLOCK = _plain_block(JSON)
+_PROBLEM_BLOCK = _plain_block(PROBLEM)
+_NO_BLOCK = _plain_block(None)
 
 
-def rendered(result: object, status: int) -> tuple[int, Headers, bytes]:
-    """Turn what a handler returned into status, headers and body; the headers are shared and must be copied."""
+def rendered(result: object, status: int) -> tuple[int, bytes, bytes]:
+    """Turn what a handler returned into status, header lines and body."""
     if result is None:
-        return 204, _NO_HEADERS, b""
+        return 204, _NO_BLOCK, b""
     if not isinstance(result, Answer):
-        return status, _JSON_HEADERS, encode(result)
+        return status, _JSON_BLOCK, encode(result)
     body = result.body
     if body is None:
-        return result.status, _headers(None, result.headers), b""
+        return result.status, block(_headers(None, result.headers)), b""
     if isinstance(body, str):
         body = body.encode()
     elif not isinstance(body, bytes):
         body = encode(body)
     if result.headers:
-        return result.status, _headers(result.content_type, result.headers), body
-    return result.status, _plain_headers(result.content_type), body
+        return result.status, block(_headers(result.content_type, result.headers)), body
+    return result.status, _plain_block(result.content_type), body
 
 
-def problem(error: HeadgateError, request_id: str) -> tuple[int, Headers, bytes]:
+def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
     """Turn an error into an RFC 9457 document."""
     document = error.document()
     document["requestId"] = request_id
-    headers = [*_PROBLEM_HEADERS]
+    headers: Headers = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(ceil(error.retry_after), 1)))
     if isinstance(error, Unauthorized):
@@ -80,7 +85,7 @@ def problem(error: HeadgateError, request_id: str) -> tuple[int, Headers, bytes]
         policy = str(document.pop("policy")).encode()
         remaining = b"%b;r=0;t=%d" % (policy.partition(b";")[0], ceil(error.retry_after or 1))
         headers += [(b"ratelimit-policy", policy), (b"ratelimit", remaining)]
-    return error.status, headers, _encode_any(document)
+    return error.status, _PROBLEM_BLOCK + block(headers), _encode_any(document)
 
 
 def stream_headers(stream: Stream) -> Headers:

@@ -1,7 +1,7 @@
 """One dispatch for every request: route, caller, limits, query, body, handler, answer.
 
-It is plain ASGI without request or response objects, because the hot routes go through it as well; whatever can be worked
-out beforehand is worked out when the gateway is put together.
+It is ASGI without request or response objects, because the hot routes go through it as well; whatever can be worked
+out beforehand is worked out when the gateway is put together, and a whole answer leaves in one write.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from time import perf_counter
 import structlog
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from headgate.gateway.answering import Headers, StreamRunner, close_chunks, problem, rendered, stream_headers
+from headgate.gateway.answering import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
 from headgate.gateway.door import Door, chosen_namespace, refuse_limited
+from headgate.gateway.exchange import Exchange
 from headgate.gateway.limits import Limiter
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
 from headgate.gateway.origins import Origins
@@ -36,7 +37,6 @@ from headgate.kit.http import (
     Operation,
     Receive,
     Scope,
-    Send,
     Stop,
     Stream,
 )
@@ -125,19 +125,17 @@ class Gateway:
         """The classes of limits, which may be changed while the gateway runs."""
         return self._door.limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Exchange) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return
         started = perf_counter()
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        call = Call(scope, receive, headers, self._request_id(headers.get(b"x-request-id")), self.stop)
+        call = Call(scope, receive, headers, self._request_id(headers.get(b"x-request-id")), self.stop, send.watch)
         _LOGGED_ID.set(call.request_id)
         method: str = scope["method"]
         tally, title, extra = self._unmatched, UNMATCHED, _NO_HEADERS
         try:
             try:
-                path: bytes = scope.get("raw_path") or scope["path"].encode()
+                path: bytes = scope["raw_path"]
                 found = self._router.find(path)
                 if found is None:
                     mounted = self._mounted(path)
@@ -153,7 +151,7 @@ class Gateway:
                     status = 204
                 else:
                     tally, title, status = route.tally, route.title, route.status
-                    result = await self._run(route, call)
+                    result = await self._run(route, call, send)
                 if isinstance(result, Stream):
                     tally.count(result.status, perf_counter() - started)
                     await self._stream(result, tally, call, send, extra)
@@ -173,14 +171,19 @@ class Gateway:
             tally.count(status, seconds)
             if logs.debugging():
                 _log(call, title, status, seconds)
-            own = [*shared, *extra, (b"x-request-id", call.request_id.encode())]
-            if status not in (204, 304):
-                own.append((b"content-length", b"%d" % len(body)))
-            await send({"type": "http.response.start", "status": status, "headers": own})
-            await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+            if extra:
+                shared += block(extra)
+            if status == 204 or status == 304:
+                send.whole(status, b"%bx-request-id: %b\r\n\r\n" % (shared, call.request_id.encode()), b"")
+            else:
+                head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+                    shared,
+                    call.request_id.encode(),
+                    len(body),
+                )
+                send.whole(status, head, b"" if method == "HEAD" else body)
         finally:
-            if call.listening:
-                await call.close()
+            call.close()
 
     async def keep_figures(self) -> None:
         """Add the figures of all operations to the shared ones, again and again."""
@@ -193,7 +196,7 @@ class Gateway:
         for tally in self._tallies:
             tally.flush()
 
-    async def _run(self, route: Route, call: Call) -> object:
+    async def _run(self, route: Route, call: Call, exchange: Exchange) -> object:
         tally = route.tally
         tally.in_flight += 1
         try:
@@ -207,7 +210,7 @@ class Gateway:
                 elif call.caller.namespace is not None:
                     refuse_limited(call.caller, route.access)
                 if route.body is not None:
-                    call.body = await route.body.read(call.headers, call.receive)
+                    call.body = await route.body.read(call.headers, exchange)
                 if limiter is not None and route.user is not None:
                     user = route.user(call)
                     if user:
@@ -216,7 +219,7 @@ class Gateway:
         finally:
             tally.in_flight -= 1
 
-    async def _stream(self, stream: Stream, tally: Tally, call: Call, send: Send, extra: Headers) -> None:
+    async def _stream(self, stream: Stream, tally: Tally, call: Call, send: Exchange, extra: Headers) -> None:
         own = [*stream_headers(stream), *extra, (b"x-request-id", call.request_id.encode())]
         tally.streams += 1
         try:
@@ -237,7 +240,7 @@ class Gateway:
                 return route
         raise NotFound
 
-    async def _run_mounted(self, route: MountRoute, call: Call, send: Send, started: float) -> None:
+    async def _run_mounted(self, route: MountRoute, call: Call, send: Exchange, started: float) -> None:
         """Hand a request to a mounted application; what it raises before it answers becomes a problem."""
         mount, tally, status = route.mount, route.tally, 0
 

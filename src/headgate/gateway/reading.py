@@ -11,7 +11,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headgate.kit.http import Receive
+from headgate.gateway.exchange import Exchange
+from headgate.kit.http import ClientGone
 from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
 
 NAMESPACE = "namespace"
@@ -95,14 +96,14 @@ class BodyReader:
         self._seconds = seconds
         self._optional = optional
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> Any:
+    async def read(self, headers: dict[bytes, bytes], exchange: Exchange) -> Any:
         """Give the decoded body; None if there is none and none is needed."""
         self._check(headers)
-        try:
-            async with asyncio.timeout(self._seconds):
-                body = await self._collect(receive)
-        except TimeoutError:
-            raise BodyTimeout from None
+        body = exchange.body()
+        if body is None:
+            body = await self._arrived(exchange)
+        if len(body) > self._limit:
+            raise self._too_large()
         if self._decode is None:
             return body
         if not body and self._optional:
@@ -126,18 +127,20 @@ class BodyReader:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise MediaUnsupported
 
-    async def _collect(self, receive: Receive) -> bytes:
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body") and len(body) <= self._limit:
-            return body
-        chunks, size = [body], len(body)
-        while message.get("more_body") and size <= self._limit:
-            message = await receive()
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-        if size > self._limit:
-            raise self._too_large()
+    async def _arrived(self, exchange: Exchange) -> bytes:
+        """Wait for a body that is still on its way, as long as it may take."""
+        chunks, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self._seconds):
+                while more and size <= self._limit:
+                    message = await exchange.receive()
+                    if message["type"] != "http.request":
+                        raise ClientGone
+                    chunks.append(message["body"])
+                    size += len(chunks[-1])
+                    more = message["more_body"]
+        except TimeoutError:
+            raise BodyTimeout from None
         return b"".join(chunks)
 
     def _too_large(self) -> TooLarge:

@@ -1,8 +1,7 @@
 """The gateway's parent process: one listening socket, N workers on it, probes beside it.
 
-Why not granian's own parent: it opens a socket for each worker that a second gateway on the same port shares without an
-error, it stops only after open streams end, and it gives up after two crashes in five seconds. Here the parent opens the socket,
-so a taken port is noticed, no waiting connection is lost when a worker dies, and all workers take from one line.
+The parent opens the socket, so a taken port is noticed, no waiting connection is lost when a worker dies, and all workers
+take from one line.
 """
 
 from __future__ import annotations
@@ -24,14 +23,16 @@ from typing import Final
 import structlog
 
 from headgate.gateway.fleet import Fleet
+from headgate.gateway.listener import BACKLOG
 from headgate.gateway.settings import GatewaySettings
-from headgate.gateway.worker import BACKLOG, Factory, Orders
+from headgate.gateway.worker import Factory, Orders
 from headgate.kit import logs, metrics
 from headgate.kit.life import Life
 from headgate.kit.operations import Ready, serve_operations
 from headgate.kit.problems import HeadgateError
 
 SPARE_FILES: Final = 512
+UNACKNOWLEDGED_MS: Final = 45_000
 
 log = structlog.get_logger()
 Probes = Callable[[Ready], AbstractAsyncContextManager[int]]
@@ -56,7 +57,6 @@ async def serve(
     *,
     probes: Probes | None = None,
     life: Life | None = None,
-    websockets: bool = False,
     started: Started | None = None,
 ) -> None:
     """Serve until told to stop; raises what keeps the workers from starting.
@@ -72,7 +72,7 @@ async def serve(
         listener = stack.enter_context(listening(settings.host, settings.port))
         allow_connections(settings.backpressure)
         stack.enter_context(_shared_metrics())
-        orders = Orders(factory=factory, backpressure=settings.backpressure, websockets=websockets)
+        orders = Orders(factory=factory, most_connections=settings.backpressure)
         fleet = Fleet(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
         metrics.collect(fleet.figures)
         ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(fleet.ready))
@@ -97,6 +97,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         raise unusable(host, port, error) from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it. A client that vanished without a word leaves what we sent unacknowledged.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
         try:
             listener.bind(address)
             listener.listen(BACKLOG)

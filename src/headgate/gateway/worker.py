@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import pickle
 import signal
 import socket
@@ -21,18 +20,14 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 import uvloop
-from granian._granian import SocketHolder  # the one way to serve on a socket that is open already
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings
-from granian.server.embed import Server
 
+from headgate.gateway.exchange import Exchange
+from headgate.gateway.listener import listen
 from headgate.kit import logs
-from headgate.kit.http import Receive, Scope, Send, Stop
+from headgate.kit.http import Receive, Scope, Stop
 from headgate.kit.problems import HeadgateError
 
-BACKLOG: Final = 4096
 BEAT_SECONDS: Final = 1.0
-MOST_HEADER_BYTES: Final = 65_536
 GARBAGE: Final = 50_000
 
 log = structlog.get_logger()
@@ -43,7 +38,7 @@ class Application(Protocol):
 
     stop: Stop
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Exchange) -> None:
         """Answer one request."""
 
     def ready(self) -> Awaitable[str | None]:
@@ -57,8 +52,7 @@ class Orders(msgspec.Struct, frozen=True):
     """What a worker is told at its start; sent pickled, since the factory is a function."""
 
     factory: Factory
-    backpressure: int
-    websockets: bool
+    most_connections: int
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -66,26 +60,6 @@ class Beat(msgspec.Struct, frozen=True):
 
     why_not: str | None = None
     failure: dict[str, Any] | None = None
-
-
-class SocketServer(Server):
-    """Granian in this event loop, on a socket that was opened elsewhere."""
-
-    def __init__(self, application: Application, listener: int, orders: Orders) -> None:
-        super().__init__(
-            application,
-            interface=Interfaces.ASGINL,
-            backlog=BACKLOG,
-            backpressure=orders.backpressure,
-            websockets=orders.websockets,
-            http1_settings=HTTP1Settings(max_buffer_size=MOST_HEADER_BYTES),
-            log_enabled=False,
-        )
-        self._listener = listener
-
-    def _init_shared_socket(self) -> None:
-        self._shd = SocketHolder(self._listener, False, BACKLOG)  # type: ignore[call-arg, assignment]  # its stub is behind
-        self._ssp = None
 
 
 class Control:
@@ -137,20 +111,15 @@ async def work(orders: Orders, control: Control, listener: int) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GARBAGE, 20, 100)
-        server = SocketServer(application, listener, orders)
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(server.serve())
-            beating = group.create_task(_beat(application, control))
-            hanging_up = group.create_task(control.closed())
-            hanging_up.add_done_callback(lambda _: told.set())
-            asked = group.create_task(told.wait())
-            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
-            beating.cancel()
+        async with listen(application, socket.socket(fileno=listener), orders.most_connections):
+            async with asyncio.TaskGroup() as group:
+                beating = group.create_task(_beat(application, control))
+                hanging_up = group.create_task(control.closed())
+                hanging_up.add_done_callback(lambda _: told.set())
+                await told.wait()
+                beating.cancel()
+                hanging_up.cancel()
             application.stop.set()
-            server.stop()  # type: ignore[no-untyped-call]
-            await serving
-            hanging_up.cancel()
-            asked.cancel()
 
 
 async def _beat(application: Application, control: Control) -> None:
@@ -174,11 +143,7 @@ def main() -> None:
         log.exception("worker failed")
         control.tell(Beat(failure=HeadgateError(repr(_first(group))).document()))
         code = 1
-    # The server's own threads outlive the event loop and abort noisily if they meet an interpreter that is being torn
-    # down. Everything of ours is closed by now.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    sys.exit(code)
 
 
 def _first(group: BaseExceptionGroup[Any]) -> Any:

@@ -22,6 +22,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Watch = Callable[[asyncio.Future[None]], None]
 T = TypeVar("T")
 
 JSON = "application/json"
@@ -106,12 +107,12 @@ class Call:
     """
 
     __slots__ = (
-        "_departure", "_listener", "body", "caller", "client", "headers", "namespace", "path", "query", "receive",
+        "_departure", "_watch", "body", "caller", "client", "headers", "namespace", "path", "query", "receive",
         "request_id", "scope", "stop",
     )  # fmt: skip
 
     def __init__(
-        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], request_id: str, stop: Stop
+        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], request_id: str, stop: Stop, watch: Watch
     ) -> None:
         self.scope = scope
         self.receive = receive
@@ -125,7 +126,7 @@ class Call:
         self.client = ""
         self.namespace = "default"
         self._departure: asyncio.Future[None] | None = None
-        self._listener: asyncio.Task[None] | None = None
+        self._watch = watch
 
     def header(self, name: str) -> str | None:
         """Give the header of this name, the last one if it was sent twice, or None."""
@@ -152,24 +153,13 @@ class Call:
         if self._departure is None:
             departure = self._departure = asyncio.get_running_loop().create_future()
             self.stop.watch(departure)
-            self._listener = asyncio.ensure_future(self._listen(departure))
+            self._watch(departure)
         return self._departure
 
-    @property
-    def listening(self) -> bool:
-        """Tell whether somebody asked for the client's leaving."""
-        return self._listener is not None
-
-    async def close(self) -> None:
-        """Stop listening for the client's leaving; the gateway calls this when the answer is out."""
-        if self._listener is not None and self._departure is not None:
-            await cancelled(self._listener)
+    def close(self) -> None:
+        """Let go of whoever still listens for the client's leaving; the gateway calls this when the answer is out."""
+        if self._departure is not None:
             _settle(self._departure)
-
-    async def _listen(self, departure: asyncio.Future[None]) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        _settle(departure)
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:

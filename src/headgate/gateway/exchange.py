@@ -1,0 +1,288 @@
+"""One request and its answer, on a connection of ours.
+
+An exchange is what an ASGI server hands to its application in three parts: the scope, `receive`, and `send`, which is the
+exchange itself. Besides, a whole answer can go out in one write (`whole`), a body that is here already can be had without
+waiting (`body`), and whoever wants to know that the client has left gives a future (`watch`) instead of listening.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from time import time
+from typing import TYPE_CHECKING, Final
+
+from headgate.kit.http import Message, Scope
+from headgate.kit.problems import HeadgateError
+
+if TYPE_CHECKING:
+    from headgate.gateway.connection import Connection
+
+# What of a body is read ahead of the application.
+MOST_AHEAD: Final = 65_536
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_GONE: Final[Message] = {"type": "http.disconnect"}
+_BODILESS: Final = (204, 304)
+_FIRST_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Heads:
+    """The first lines of answers, which carry the date; made anew once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._date = b""
+        self._made: dict[int, bytes] = {}
+        self.tick()
+
+    def tick(self) -> None:
+        """Look at the clock."""
+        second = int(time())
+        if second != self._second:
+            self._second = second
+            self._date = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
+            self._made.clear()
+
+    def dated(self, status: int) -> bytes:
+        """Give the status line and the date."""
+        made = self._made.get(status)
+        if made is None:
+            made = self._made[status] = plain_line(status) + self._date
+        return made
+
+
+def plain_line(status: int) -> bytes:
+    """Give the status line alone."""
+    return _FIRST_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+class Exchange:
+    """One request: its scope, its body as it arrives, and its answer as it goes out."""
+
+    __slots__ = (
+        "_ahead", "_broken", "_chunked", "_chunks", "_connection", "_expects", "_gone", "_headers", "_left", "_status",
+        "_told", "_waiting", "_watchers", "complete", "finished", "keep_alive", "old", "scope", "started", "task",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool, old: bool, expects: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.old = old
+        self.complete = False
+        self.started = False
+        self.finished = False
+        self.task: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._expects = expects
+        self._chunks: list[bytes] = []
+        self._ahead = 0
+        self._told = False
+        self._gone = False
+        self._broken: HeadgateError | None = None
+        self._waiting: set[asyncio.Future[None]] | None = None
+        self._watchers: set[asyncio.Future[None]] | None = None
+        self._status = 0
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        self._chunked = False
+        self._left: int | None = None
+
+    # The connection's side.
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take a part of the body; tell whether there is enough of it for now."""
+        if self.finished:
+            return False
+        self._chunks.append(chunk)
+        self._ahead += len(chunk)
+        self._wake()
+        return self._ahead > MOST_AHEAD
+
+    def end(self) -> None:
+        """The body is complete."""
+        self.complete = True
+        if self._waiting:
+            self._wake()
+
+    def fail(self, error: HeadgateError) -> None:
+        """The rest of the body cannot be read: whoever reads it gets this error."""
+        self._broken = error
+        self.keep_alive = False
+        self._wake()
+
+    def lose(self) -> None:
+        """The client has left."""
+        self._gone = True
+        self._wake()
+        self._settle()
+
+    # The application's side.
+
+    @property
+    def gone(self) -> bool:
+        """Tell whether the client has left."""
+        return self._gone
+
+    def watch(self, future: asyncio.Future[None]) -> None:
+        """Settle this future when nobody waits for the answer any more."""
+        if self._gone or self.finished:
+            if not future.done():
+                future.set_result(None)
+            return
+        if self._watchers is None:
+            self._watchers = set()
+        self._watchers.add(future)
+        future.add_done_callback(self._watchers.discard)
+
+    def body(self) -> bytes | None:
+        """Give the whole body if it is here, else None."""
+        if not self.complete or self._told:
+            return None
+        self._told = True
+        return self._taken() if self._chunks else b""
+
+    async def receive(self) -> Message:
+        """Give the next part of the body, or say that the client has left."""
+        if not self._told:
+            while not self._chunks and not self.complete and not self._gone and self._broken is None:
+                if self._expects and not self.started:
+                    self._expects = False
+                    self._connection.write(CONTINUE)
+                await self._change()
+            if self._broken is not None:
+                raise self._broken
+            if self._chunks or self.complete:
+                self._told = self.complete
+                return {"type": "http.request", "body": self._taken(), "more_body": not self.complete}
+        while not self._gone and not self.finished:
+            await self._change()
+        return _GONE
+
+    def whole(self, status: int, head: bytes, body: bytes) -> None:
+        """Send a whole answer; `head` is its header lines with the length and the empty line."""
+        self.started = True
+        connection = self._connection
+        connection.write(b"".join((connection.heads.dated(status), self._persistence(), head, body)))
+        self._finish()
+
+    async def __call__(self, message: Message) -> None:
+        """Send a part of the answer, in ASGI's words; wait while the client does not take it."""
+        if message["type"] == "http.response.start":
+            if self._status:
+                raise RuntimeError("the answer has begun already")
+            self._status, self._headers = message["status"], message.get("headers", ())
+            return
+        if self.finished:
+            if self._gone:
+                return
+            raise RuntimeError("the answer is complete already")
+        if not self._status:
+            raise RuntimeError("the answer has not begun")
+        body, more = message.get("body", b""), message.get("more_body", False)
+        parts = [] if self.started else [self._begin(len(body), more)]
+        self._frame(parts, body)
+        if not more and self._chunked:
+            parts.append(b"0\r\n\r\n")
+        if parts:
+            self._connection.write(b"".join(parts))
+        if not more:
+            if self._left:
+                self.abort()  # a shorter body than was promised must not look like a whole one
+            else:
+                self._finish()
+        elif self._connection.full:
+            await self._connection.drained()
+
+    def abort(self) -> None:
+        """Break the connection: what was sent is not an answer."""
+        self.finished = True
+        self._connection.abort()
+
+    def _begin(self, size: int, more: bool) -> bytes:
+        """Write the head and choose how the body's end is told."""
+        status, named = self._status, {name for name, _ in self._headers}
+        self.started = True
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in self._headers]
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError("a header would be more than one line")
+        bodiless = status in _BODILESS or self.scope["method"] == "HEAD"
+        if b"content-length" in named:
+            if not bodiless:
+                self._left = int(next(value for name, value in self._headers if name == b"content-length"))
+        elif bodiless:
+            pass
+        elif not more:
+            head += b"content-length: %d\r\n" % size
+        elif self.old:
+            self.keep_alive = False
+        else:
+            self._chunked = True
+            head += b"transfer-encoding: chunked\r\n"
+        if bodiless:
+            self._left = 0
+        first = plain_line(status) if b"date" in named else self._connection.heads.dated(status)
+        own = b"" if b"connection" in named else self._persistence()
+        return first + own + head + b"\r\n"
+
+    def _frame(self, parts: list[bytes], body: bytes) -> None:
+        if not body or (self._left == 0 and self._bodiless()):
+            return
+        if self._chunked:
+            parts += (b"%x\r\n" % len(body), body, b"\r\n")
+            return
+        if self._left is not None:
+            if len(body) > self._left:
+                raise RuntimeError("the body is longer than was promised")
+            self._left -= len(body)
+        parts.append(body)
+
+    def _bodiless(self) -> bool:
+        return self._status in _BODILESS or self.scope["method"] == "HEAD"
+
+    def _persistence(self) -> bytes:
+        """Say whether the connection stays, where that is not what the client expects anyway."""
+        if not self.keep_alive or not self.complete or self._connection.stopping:
+            self.keep_alive = False
+            return b"connection: close\r\n"
+        return b"connection: keep-alive\r\n" if self.old else b""
+
+    def _finish(self) -> None:
+        self.finished = True
+        self._chunks.clear()
+        if self._waiting:
+            self._wake()
+        if self._watchers:
+            self._settle()
+        self._connection.answered(self)
+
+    def _taken(self) -> bytes:
+        chunks = self._chunks
+        taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        if self._ahead > MOST_AHEAD:
+            self._connection.go_on_reading()
+        self._ahead = 0
+        return taken
+
+    async def _change(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = set()
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+
+    def _wake(self) -> None:
+        for future in self._waiting or ():
+            if not future.done():
+                future.set_result(None)
+
+    def _settle(self) -> None:
+        for future in tuple(self._watchers or ()):
+            if not future.done():
+                future.set_result(None)
