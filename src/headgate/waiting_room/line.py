@@ -49,8 +49,8 @@ LEAST_KEY: Final = 8
 MOST_KEY: Final = 256
 
 # What the scripts say of somebody: state, account, place, rank, generation, rate, admissions and seconds it is known from,
-# wake, grace, serving; and of a held seat: milliseconds left, then ticket, server and address, each after its length.
-_ANSWER: Final = struct.Struct("<cBdIddddBdd")
+# wake, grace, serving, and what is forecast (free, turnover, departures, stay); and of a held seat: milliseconds left, then ticket, server and address, each after its length.
+_ANSWER: Final = struct.Struct("<cBdIddddBddIddd")
 _LEFT: Final = struct.Struct("<dB")
 
 Keys = Callable[[], Awaitable[SigningKeys]]
@@ -88,6 +88,10 @@ class _Answer(NamedTuple):
     wake: int
     grace: float
     serving: float
+    free: int
+    turnover: float
+    freed: float
+    stay: float
 
 
 class Line:
@@ -242,7 +246,11 @@ class Line:
         status = STATES[answer.state]
         place, rank = int(answer.place), answer.rank
         if status is State.WAITING:
-            eta = Flow(answer.rate, answer.seen, answer.age).eta(rank) if answer.rate else None
+            eta = None
+            if answer.rate or answer.turnover:
+                eta = Flow(
+                    answer.rate, answer.seen, answer.age, answer.free, answer.turnover, answer.freed, answer.stay
+                ).eta(rank)
             return kind(
                 status=status,
                 queue=thing.name,
@@ -250,7 +258,7 @@ class Line:
                 rank=rank,
                 place=place,
                 eta=eta,
-                poll_after_ms=poll_after_ms(rank, eta, answer.grace / 1000),
+                poll_after_ms=poll_after_ms(rank, eta, answer.grace / 1000, answer.free),
                 **more,
             )
         told = kind(

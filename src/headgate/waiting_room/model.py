@@ -15,6 +15,11 @@ from headgate.kit.http import Wire
 DEFAULT_QUEUE: Final = "main"
 MOST_POLL_MS: Final = 30_000
 LEAST_POLL_MS: Final = 1_000
+NEAR_POLL_MS: Final = 500
+MOST_DOUBT: Final = 0.8
+LEAST_FREED: Final = 8
+# A call comes with a tick, and is heard of with the next question.
+HEARING_SECONDS: Final = 1.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
 MOST_SESSIONS: Final = 10_000
@@ -139,26 +144,46 @@ class Board(Wire):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """How fast people were admitted lately: so many a second, known from about so many admissions."""
+    """How people come in: at a pace while seats are free, and after that as fast as seats are given up.
 
-    rate_per_second: float
-    seen: float
-    seconds: float = 0.0
+    Filling the house on opening night is quick, and says nothing of those who wait for somebody to leave.
+    """
+
+    pace: float
+    called: float
+    seconds: float
+    free: int = 0
+    turnover: float = 0.0
+    freed: float = 0.0
+    stay_seconds: float = 0.0
 
     def eta(self, rank: int) -> Eta | None:
-        """Tell how long somebody at this rank waits, or None while nothing was measured."""
-        if rank <= 0 or self.rate_per_second <= 0 or self.seen < 1:
+        """Tell how long somebody at this rank waits, or None while that cannot be known."""
+        if rank <= 0:
             return None
-        seconds = rank / self.rate_per_second
-        # About nine in ten waits fall inside: the spread of a count is its root.
-        doubt = min(0.8, 1.64 / math.sqrt(self.seen))
-        return Eta(round(seconds, 1), round(seconds * (1 - doubt), 1), round(seconds / (1 - doubt), 1))
+        first, behind = min(rank, self.free), max(0, rank - self.free)
+        if (first and (self.pace <= 0 or self.called < 1)) or (
+            behind and (self.turnover <= 0 or self.freed < LEAST_FREED)
+        ):
+            return None
+        seconds, known = 0.0, math.inf
+        if first:
+            seconds, known = first / self.pace, self.called
+        youth = 0.0
+        if behind:
+            seconds, known = seconds + behind / self.turnover, min(known, self.freed)
+            # Those who stay long have not left yet: until the house was seen to turn over, its pace is a guess.
+            youth = self.stay_seconds / 2 / max(self.seconds, 1.0)
+        # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
+        doubt = min(MOST_DOUBT, math.sqrt(2.7 / known + 2.7 / rank + youth * youth))
+        low = max(0.0, seconds * (1 - doubt) - HEARING_SECONDS)
+        return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + HEARING_SECONDS, 1))
 
 
-def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0) -> int:
+def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free: int = 0) -> int:
     """Say when to ask again: soon near the front, seldom far behind, never all together."""
-    base = LEAST_POLL_MS + 20 * max(0, rank - 20)
+    base = LEAST_POLL_MS + 20 * max(0, rank - 20 - free)
     if eta is not None:
-        base = min(base, int(eta.low * 500)) if eta.low * 500 > LEAST_POLL_MS else LEAST_POLL_MS
+        base = min(base, max(NEAR_POLL_MS, int(eta.low * 500)))
     base = min(base, MOST_POLL_MS, int(grace_seconds * 400))
-    return max(LEAST_POLL_MS // 2, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))
+    return max(NEAR_POLL_MS, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))

@@ -8,7 +8,8 @@
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
 --- RETURNS  for each user, packed: state, account, place, rank, generation, rate, admissions and seconds it is known
----          from, wake, grace_ms, serving; and for who is called: left_ms, ticket, server, address
+---          from, wake, grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken; and
+---          for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
 --@include arrive
@@ -27,7 +28,7 @@ if refusal then
   return refuse_all(refusal, 4, #ARGV, 4)
 end
 queue.serving = math.max(queue.serving, remembered)
-local new_ticket, rate = ticket_source(queue, seed), flow(queue)
+local new_ticket = ticket_source(queue, seed)
 local ids, places, joining, replies = {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
   ids[#ids + 1] = ARGV[i]
@@ -53,7 +54,7 @@ local function newcomer(id, nickname, account)
   queue.length = queue.length + 1
   local user = new_user(id, nickname, account, next_number(queue.thing))
   user.shown, user.seen = queue.length, queue.seconds
-  user.eta = rate > 0 and math.min(4294967295, math.floor(queue.length / rate + 0.5)) or 0
+  user.eta = math.min(4294967295, math.floor(expected_wait(queue, queue.length) + 0.5))
   places[#places + 1] = text_of(user.place)
   places[#places + 1] = id
   joining[id] = true

@@ -45,6 +45,7 @@ if queue.fixed then
 end
 local room = queue.capacity and not queue.fixed and queue.capacity - redis.call('ZCARD', seats) or most
 
+local taken = redis.call('ZCARD', seats)
 local allowed, grants, take = allowance(queue)
 local wanted = math.min(allowed + grants, room)
 local called, replies, full = 0, {}, false
@@ -92,7 +93,13 @@ if called > 0 then
   count(queue, 'admitted', called)
 end
 take(called)
-measure_flow(queue, length, called)
+local passed = measure_flow(queue, length, called)
+local taken_now = redis.call('ZCARD', seats)
+local free = queue.capacity and queue.capacity - taken_now or math.huge
+if not queue.fixed then
+  free = math.min(free, free_seats(servers_open))
+end
+measure_turnover(queue, passed, taken, taken_now, math.max(0, free))
 note_minute(queue, history, replies)
 
 local busy = redis.call('ZCARD', waiting) + redis.call('ZCARD', away) + redis.call('ZCARD', leases)

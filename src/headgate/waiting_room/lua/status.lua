@@ -8,7 +8,8 @@
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, claim (what they can show)
 --- RETURNS  for each user, packed: state, account, place, rank, generation, rate, admissions and seconds it is known
----          from, wake, grace_ms, serving; and for who is called: left_ms, ticket, server, address
+---          from, wake, grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken; and
+---          for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_RESET NOT_IN_LINE FORBIDDEN
 --- AGAIN    same answer: the same moment is noted again
 --@include arrive

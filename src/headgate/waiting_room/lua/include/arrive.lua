@@ -93,7 +93,7 @@ local function answer(queue, state, account, place, rank)
   if not queue.common then
     local rate, seen, age = flow(queue)
     queue.common = struct.pack(COMMON_FORM, queue.generation, rate, seen, age, queue.unattended and 1 or 0,
-      queue.grace_ms, queue.serving)
+      queue.grace_ms, queue.serving) .. forecast(queue)
   end
   return struct.pack(ANSWER_FORM, state, account, place, rank) .. queue.common
 end

@@ -10,10 +10,33 @@ local function measure_flow(queue, length, called)
   local passed = queue.time - at
   if length > 0 then
     queue.flow_sum = queue.flow_sum * math.exp(-passed / FLOW_MS) + called
-    queue.flow_age = math.min(queue.flow_age + passed, 10 * FLOW_MS)
+    queue.flow_age = math.min(queue.flow_age + passed, 60 * FLOW_MS)
   end
   redis.call('HSET', queue.keys.meta, 'flow_at', text_of(queue.time), 'flow_sum', string.format('%.6f', queue.flow_sum),
     'flow_age', text_of(queue.flow_age))
+  return passed
+end
+
+--- Filling seats that were free anyway says nothing of those further behind: they get seats that somebody gives up. So
+--- how often a taken seat is given up is measured by itself, over all seats and the time that they were taken.
+--- `before` is how many were taken when this step began to call people, `after` how many are now, `free` the rest.
+local function measure_turnover(queue, passed, before, after, free)
+  local freed, taken_ms, taken = string.match(queue.turnover, '^(%S+) (%S+) (%S+)$')
+  freed, taken_ms, taken = tonumber(freed or 0), tonumber(taken_ms or 0), tonumber(taken or before)
+  local fading = math.exp(-passed / FLOW_MS)
+  freed = freed * fading + math.max(0, taken - before)
+  taken_ms = taken_ms * fading + taken * passed
+  local limit = math.min(queue.rate or math.huge, queue.batch * 1000 / queue.tick_ms)
+  if queue.paused then
+    limit = 0
+  end
+  local rate, stay_ms = 0, 0
+  if freed >= 1 and taken_ms > 0 then
+    stay_ms = taken_ms / freed
+    rate = math.min(limit, (after + free) * 1000 / stay_ms)
+  end
+  redis.call('HSET', queue.keys.meta, 'turnover', string.format('%.6f %.6f %.0f', freed, taken_ms, after),
+    'forecast', struct.pack(FORECAST_FORM, math.min(free, 4294967295), rate, freed, stay_ms / 1000))
 end
 
 --- Close the minute that has passed, if one has: what happened in it, and how things stood at its end.

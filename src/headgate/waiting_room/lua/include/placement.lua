@@ -17,6 +17,14 @@ local function open_servers(queue, room)
   return found
 end
 
+local function free_seats(servers)
+  local free = 0
+  for _, server in ipairs(servers) do
+    free = free + math.max(0, server.free)
+  end
+  return free
+end
+
 --- A function that gives the next server with a free seat, or nil: the most free first level by level, or the fullest
 --- first.
 local function picker(servers, packed)

@@ -11,6 +11,7 @@ local LOOK_MS = 250
 local EVENTS_KEPT = 10000
 local LOST_MS = 3600000
 local FLOW_MS = 60000
+local FORECAST_FORM = '<I4ddd'
 
 --- What the policy says is read when it is first asked for: somebody who only waits needs none of it.
 local function read_policy(queue)
@@ -34,7 +35,7 @@ local POLICY_LATER = {
 local function open_queue(keys, context)
   local thing = open_thing(keys.meta, context, 0)
   local saved = redis.call('HMGET', keys.meta, 'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining',
-    'serving', 'visit_by', 'lost', 'flow_sum', 'flow_age')
+    'serving', 'visit_by', 'lost', 'flow_sum', 'flow_age', 'turnover', 'forecast')
   local policy = redis.call('HMGET', keys.policy, 'version', 'grace', 'longest')
   local at, time = tonumber(saved[3] or thing.now), tonumber(saved[4] or 0)
   local passed = thing.now - at
@@ -44,7 +45,8 @@ local function open_queue(keys, context)
     generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1',
     draining = saved[6] == '1', serving = tonumber(saved[7] or 0), unattended = thing.now > tonumber(saved[8] or 0),
     lost = tonumber(saved[9] or 0),
-    flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), counts = {},
+    flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), turnover = saved[12] or '',
+    forecast = saved[13], counts = {},
     version = policy[1], grace_ms = tonumber(policy[2]), longest = tonumber(policy[3]) or false,
     together = false, length = false, common = false,
     as_saved = thing.state == 'same' and passed > 0 and passed < LOOK_MS and thing.last,
@@ -87,6 +89,23 @@ local function flow(queue)
   end
   return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS))), queue.flow_sum,
     queue.flow_age / 1000
+end
+
+--- What to expect, packed: seats that are free for those in front; how many a second come in after them, how many
+--- departures that is known from, and for how many seconds a seat is taken.
+local function forecast(queue)
+  return queue.forecast or struct.pack(FORECAST_FORM, 0, 0, 0, 0)
+end
+
+--- For how many seconds somebody at this rank will wait, as far as is known; else 0.
+local function expected_wait(queue, rank)
+  local free, turnover = struct.unpack(FORECAST_FORM, forecast(queue))
+  local pace = flow(queue)
+  local first = math.min(rank, free)
+  if (first > 0 and pace <= 0) or (rank > first and turnover <= 0) then
+    return 0
+  end
+  return (first > 0 and first / pace or 0) + (rank > first and (rank - first) / turnover or 0)
 end
 
 local function close_queue(queue)
