@@ -55,6 +55,15 @@ async def test_an_unknown_lock_is_a_free_one(gateway: Gateway, name: str) -> Non
     assert (shown["held"], shown["fence"], shown["waiting"], shown["ttlMs"]) == (False, 0, 0, 0)
 
 
+@pytest.mark.topology("standalone")
+async def test_a_lock_that_replicas_do_not_confirm_is_not_acquired(gateway: Gateway, name: str) -> None:
+    response = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, replicas=1)
+    assert (response.status_code, response.json()["code"]) == (503, "not_replicated")
+    assert not (await gateway.client.get(f"/lock/v1/{name}")).json()["held"]
+    refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, replicas=99)
+    assert refused.status_code == 422
+
+
 async def test_a_wait_ends_with_the_release(gateway: Gateway, name: str) -> None:
     await acquire(gateway, name, holder="me")
     waiting = asyncio.create_task(acquire(gateway, name, holder="you", waitSeconds=10))

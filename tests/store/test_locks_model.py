@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -20,6 +21,7 @@ from tests.topology import Topology
 GRACE_MS = 2000
 TTL_MS = 10_500  # never ends near a whole second, in which the model's time moves
 DELAYS_MS = (0, 3000)
+WAITING, HANDED = 1, 2
 HOLDERS = [f"{owner}-{n}" for owner in ("p", "q", "r") for n in (1, 2)]
 T = TypeVar("T")
 
@@ -36,6 +38,8 @@ class Model:
     recalled: bool = False
     line: list[str] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
+    delays: dict[str, int] = field(default_factory=dict)
+    """Of those who may be given the lock by a release of their own process."""
     count: int = 0
 
     @property
@@ -46,7 +50,7 @@ class Model:
     def opens(self) -> int:
         return self.free if self.holder is None else self.ends + self.delay
 
-    def ask(self, holder: str, *, join: bool, former: bool, delay: int) -> bool:
+    def ask(self, holder: str, *, join: int, former: bool, delay: int) -> bool:
         """Say whether the holder has the lock now."""
         if self.held and self.holder == holder:
             self.ends = self.now + TTL_MS
@@ -58,6 +62,9 @@ class Model:
                 self.count += 1
                 self.places[holder] = self.count
             self.line.append(holder)
+            self.delays.pop(holder, None)
+            if join == HANDED:
+                self.delays[holder] = delay
             self.line.sort(key=lambda one: self.places[one])
         rank = self.line.index(holder) if holder in self.line else len(self.line)
         owners = {one[0] for one in self.line}
@@ -71,6 +78,16 @@ class Model:
         del self.line[: rank + (holder in self.line)]
         self.holder, self.ends, self.delay, self.recalled = holder, self.now + TTL_MS, delay, False
         return True
+
+    def release(self, holder: str) -> str | None:
+        """Give back what is held; say who of the same process has it at once."""
+        heir = self.line[0] if self.line else None
+        self.leave(holder)
+        if heir is None or heir[0] != holder[0] or heir not in self.delays:
+            return None
+        self.line.remove(heir)
+        self.holder, self.ends, self.delay = heir, self.now + TTL_MS, self.delays[heir]
+        return heir
 
     def leave(self, holder: str) -> int:
         if self.held and self.holder == holder:
@@ -112,13 +129,13 @@ class LockMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def _ask(self, holder: str, *, join: bool, former: bool, delay: int) -> None:
+    def _ask(self, holder: str, *, join: int, former: bool, delay: int) -> None:
         place = self.places.get(holder, 0) if former else 0
         expected = self.model.ask(holder, join=join, former=bool(place), delay=delay)
         reply = cast(
             "list[Any]",
             self.run(
-                self.store.run(ACQUIRE, self.lock, holder, holder[0], TTL_MS, delay, GRACE_MS, int(join), place, "", 0)
+                self.store.run(ACQUIRE, self.lock, holder, holder[0], TTL_MS, delay, GRACE_MS, join, place, "", 0)
             ),
         )
         assert bool(reply[0]) == expected
@@ -130,13 +147,18 @@ class LockMachine(RuleBasedStateMachine):
         elif holder in self.model.line:
             self.places[holder] = int(reply[1])
 
-    @rule(holder=st.sampled_from(HOLDERS), delay=st.sampled_from(DELAYS_MS), former=st.booleans())
-    def wait(self, holder: str, delay: int, former: bool) -> None:
-        self._ask(holder, join=True, former=former, delay=delay)
+    @rule(
+        holder=st.sampled_from(HOLDERS),
+        delay=st.sampled_from(DELAYS_MS),
+        former=st.booleans(),
+        join=st.sampled_from([WAITING, HANDED, HANDED]),
+    )
+    def wait(self, holder: str, delay: int, former: bool, join: int) -> None:
+        self._ask(holder, join=join, former=former, delay=delay)
 
     @rule(holder=st.sampled_from(HOLDERS))
     def try_lock(self, holder: str) -> None:
-        self._ask(holder, join=False, former=False, delay=0)
+        self._ask(holder, join=0, former=False, delay=0)
 
     @rule(holder=st.sampled_from(HOLDERS))
     def renew(self, holder: str) -> None:
@@ -151,20 +173,29 @@ class LockMachine(RuleBasedStateMachine):
 
     @rule(holder=st.sampled_from(HOLDERS), nonce=st.uuids())
     def release(self, holder: str, nonce: object) -> None:
-        mine = self.model.held and self.model.holder == holder
+        if not (self.model.held and self.model.holder == holder):
+            for _ in range(2):
+                with pytest.raises(NotHolder):
+                    self._release(holder, str(nonce))
+            return
+        heir = self.model.release(holder)
         for _ in range(2):  # the second is what a lost reply makes of it
-            try:
-                assert self.run(self.store.run(RELEASE, self.lock, holder, str(nonce), 0)) == 1
-            except NotHolder:
-                assert not mine
-            else:
-                assert mine
-        if mine:
-            self.model.leave(holder)
+            held, *given = self._release(holder, str(nonce))
+            assert held == 1
+            assert [given[0].decode()] == [heir] if heir else not given
+            if given:
+                assert 0 <= TTL_MS + self.model.delay - int(given[3]) < 1000
+        if heir:
+            assert int(given[1]) > self.fences[-1]
+            self.fences.append(int(given[1]))
+            assert self._release(holder, "") == [0, heir.encode()]  # what is left of a cancelled release tells it too
 
     @rule(holder=st.sampled_from(HOLDERS))
     def leave(self, holder: str) -> None:
-        assert self.run(self.store.run(RELEASE, self.lock, holder, "", 0)) == self.model.leave(holder)
+        assert self._release(holder, "")[0] == self.model.leave(holder)
+
+    def _release(self, holder: str, nonce: str) -> list[Any]:
+        return cast("list[Any]", self.run(self.store.run(RELEASE, self.lock, holder, nonce, holder[0], 0)))
 
     @rule(seconds=st.sampled_from([1, 2, 4, 11]))
     def pass_time(self, seconds: int) -> None:

@@ -12,6 +12,7 @@ from headgate.locks.model import (
     LockLost,
     LockState,
     NotHolder,
+    NotReplicated,
     QuorumLost,
 )
 from headgate.locks.quorum import Quorum, QuorumHealth
@@ -35,6 +36,7 @@ __all__ = [
     "LockState",
     "Locks",
     "NotHolder",
+    "NotReplicated",
     "Quorum",
     "QuorumHealth",
     "QuorumLost",

@@ -17,11 +17,13 @@ from headgate.locks.lock import Locks
 from headgate.locks.model import (
     LONGEST_DELAY,
     LONGEST_TTL,
+    MOST_REPLICAS,
     FenceOutdated,
     LockEvent,
     LockHeld,
     LockState,
     NotHolder,
+    NotReplicated,
     Want,
     checked_holder,
 )
@@ -40,6 +42,7 @@ class AcquireRequest(Wire):
     holder: Holder | None = None
     delay_seconds: Annotated[float, Meta(ge=0, le=LONGEST_DELAY)] = 0
     label: Annotated[str, Meta(max_length=64)] = ""
+    replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
 
 
 class Acquired(Wire):
@@ -95,7 +98,8 @@ def operations(locks: Locks) -> list[Operation]:
     return [
         Operation(
             "POST", f"{one}/acquire", api.acquire_lock, "Take a lock, standing in line if you like",
-            access=Access.SERVICE, tag=tag, body=AcquireRequest, answer=Acquired, errors=(LockHeld,), namespaced=True,
+            access=Access.SERVICE, tag=tag, body=AcquireRequest, answer=Acquired, errors=(LockHeld, NotReplicated),
+            namespaced=True,
         ),
         Operation(
             "POST", f"{one}/renew", api.renew_lock, "Make your lease last one whole TTL from now",
@@ -147,7 +151,13 @@ class _Api:
         body: AcquireRequest = call.body
         holder = checked_holder(body.holder) if body.holder is not None else self._locks.names.next()
         want = Want(
-            call.namespace, call.path["name"], body.ttl_seconds, body.wait_seconds, body.delay_seconds, body.label
+            call.namespace,
+            call.path["name"],
+            body.ttl_seconds,
+            body.wait_seconds,
+            body.delay_seconds,
+            body.label,
+            replicas=body.replicas,
         )
         granting = self._locks.grant(want, holder)
         # Whoever hangs up leaves the line.

@@ -21,15 +21,17 @@ ROUNDING: Final = 0.003
 
 
 class Waiter:
-    """One who waits; `called` is set when it should ask the store again."""
+    """One who waits; `called` is set when it should ask the store again, or has been given the lock (then with `fence`)."""
 
-    __slots__ = ("ahead", "called", "holder", "place")
+    __slots__ = ("ahead", "called", "fence", "holder", "place", "sent")
 
     def __init__(self, holder: str, place: int, ahead: int) -> None:
         self.holder = holder
         self.place = place
         self.ahead = ahead
         self.called = asyncio.Event()
+        self.fence = 0
+        self.sent = 0.0
 
     def __lt__(self, other: Waiter) -> bool:
         return self.place < other.place
@@ -88,6 +90,13 @@ class Line:
     def is_first(self, waiter: Waiter) -> bool:
         """Tell whether nobody of this process stands before this one."""
         return self._waiters[0] is waiter
+
+    def hand(self, holder: str, fence: int, sent: float) -> None:
+        """Tell one that a release of this process, sent at that time, gave it the lock; with fence 0, that it should ask."""
+        waiter = self._by_holder.get(holder)
+        if waiter is not None:
+            waiter.fence, waiter.sent = fence, sent
+            waiter.called.set()
 
     def call_all(self) -> None:
         """Have everybody ask again."""

@@ -15,14 +15,26 @@ from typing import Final, NamedTuple, cast
 import structlog
 
 from headgate.kit.ids import new_ulid, thing_name
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
-from headgate.locks.model import Grant, LockEvent, LockHeld, LockState, Want, checked_holder, read_state
+from headgate.locks.model import (
+    LONGEST_TTL,
+    Grant,
+    LockEvent,
+    LockHeld,
+    LockState,
+    NotHolder,
+    NotReplicated,
+    Want,
+    checked_holder,
+    read_state,
+)
 from headgate.locks.settings import LockSettings
 from headgate.locks.source import CLOSE_SECONDS, LockSource
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
+from headgate.store.link import Arg, Reply
 
 ACQUIRE = script(__package__, "acquire")
 RENEW = script(__package__, "renew")
@@ -32,6 +44,7 @@ SHOW = script(__package__, "show")
 
 AWAY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
+ACK_SHARE: Final = 0.3
 MOST_NOTED: Final = 100_000
 
 log = structlog.get_logger()
@@ -79,13 +92,15 @@ class Locks(LockSource):
             sent = self._loop.time()
             turn = await self._ask(thing, want, holder, join=limit is None or limit > sent)
             if turn.fence:
+                if line is not None:
+                    line.learn(turn.as_of, want.ttl + want.delay)
                 return Grant(want, holder, turn.fence, sent)
             if not turn.place:
                 raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
             if line is None:
                 line = self._line(thing)
             return await self._wait(line, want, holder, turn, limit)
-        except LockHeld:
+        except (LockHeld, NotReplicated):
             raise
         except BaseException:
             # Cancelled, or the store did not answer: what we asked for may have been given.
@@ -102,7 +117,10 @@ class Locks(LockSource):
         away_since: float | None = None
         try:
             while True:
-                if not await _called(waiter, limit):
+                called = await _called(waiter, limit)
+                if waiter.fence:
+                    return Grant(want, holder, waiter.fence, waiter.sent)
+                if not called:
                     break
                 if self._dismissed:
                     raise StoreUnavailable("The client was closed while this one waited.")
@@ -136,25 +154,41 @@ class Locks(LockSource):
         raise LockHeld(f"Somebody else held the lock {want.name} for {want.wait:g} s.", retry_after=1)
 
     async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> Turn:
-        reply = cast(
-            "list[int | bytes]",
-            await self.store.run(
-                ACQUIRE,
-                thing,
-                holder,
-                self.names.owner,
-                want.ttl_ms,
-                round(want.delay * 1000),
-                self._grace_ms,
-                int(join),
-                former,
-                want.label,
-                int(want.announced),
-            ),
+        arguments = (
+            holder,
+            self.names.owner,
+            want.ttl_ms,
+            round(want.delay * 1000),
+            self._grace_ms,
+            (1 if want.replicas else 2) if join else 0,
+            former,
+            want.label,
+            int(want.announced),
         )
+        if want.replicas:
+            reply = await self._ask_replicated(thing, want, holder, arguments)
+        else:
+            reply = cast("list[int | bytes]", await self.store.run(ACQUIRE, thing, *arguments))
         if reply[0] == 1:
             return Turn(int(reply[1]), 0, 0.0, 0, int(reply[2]))
         return Turn(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
+
+    async def _ask_replicated(
+        self, thing: Thing, want: Want, holder: str, arguments: Sequence[Arg]
+    ) -> list[int | bytes]:
+        """Ask so that a lock which is given counts only once enough replicas have it; else it is given back."""
+        ack_seconds = min(self.settings.ack_ms / 1000, want.ttl * ACK_SHARE)
+        answer, confirmed = await self.store.run_replicated(
+            ACQUIRE, thing, *arguments, replicas=want.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
+        )
+        if _is_given(answer) and confirmed < want.replicas:
+            await self.give_up(want, holder)
+            raise NotReplicated(
+                f"{confirmed} of {want.replicas} replicas confirmed the lock {want.name} in {ack_seconds:g} s.",
+                retry_after=1,
+                confirmed=confirmed,
+            )
+        return cast("list[int | bytes]", answer)
 
     async def renew(self, grant: Grant, deadline: float) -> None:
         """Make the lease last one TTL more."""
@@ -179,7 +213,14 @@ class Locks(LockSource):
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
         """Give a lock back in a holder's name; raises NotHolder."""
-        await self._release(Want(namespace, name, 1.0), checked_holder(holder), new_ulid())
+        want = Want(namespace, name, LONGEST_TTL)
+        try:
+            await self._release(want, checked_holder(holder), new_ulid())
+        except (NotHolder, InvalidRequest):
+            raise
+        except BaseException:
+            self.leave_soon(want, holder)
+            raise
 
     async def give_up(self, want: Want, holder: str) -> None:
         """Give back whatever a holder has."""
@@ -187,7 +228,23 @@ class Locks(LockSource):
 
     async def _release(self, want: Want, holder: str, nonce: str) -> None:
         thing = self.store.thing("lock", want.namespace, want.name)
-        await self.store.run(RELEASE, thing, holder, nonce, int(want.announced))
+        sent = self._loop.time()
+        # What was asked for by the second connection is given up by it too, so that it comes after it.
+        aside = want.replicas > 0 and not nonce
+        announce = int(want.announced)
+        reply = cast(
+            "list[int | bytes]",
+            await self.store.run(RELEASE, thing, holder, nonce, self.names.owner, announce, aside=aside),
+        )
+        line = self._lines.get(thing) if len(reply) > 1 else None
+        if line is None:
+            return
+        heir = cast("bytes", reply[1]).decode()
+        if len(reply) == 2:
+            line.hand(heir, 0, sent)  # when its lease began is not known here: it asks
+        else:
+            line.learn(int(reply[3]), int(reply[4]) / 1000)
+            line.hand(heir, int(reply[2]), sent)
 
     async def break_lock(
         self, name: str, namespace: str | None = None, *, by: str, reason: str = "", fence: int | None = None
@@ -266,6 +323,11 @@ class Locks(LockSource):
             log.debug("lock not listed", lock=thing.name, error=str(error))  # the list lives in another slot
             return
         self._noted[thing] = now + keep / 2
+
+
+def _is_given(reply: Reply) -> bool:
+    """Tell whether acquire.lua gave the lock."""
+    return isinstance(reply, list) and reply[0] == 1
 
 
 async def _called(waiter: Waiter, limit: float | None) -> bool:

@@ -14,6 +14,7 @@ from headgate.kit.problems import HeadgateError, InvalidRequest
 SHORTEST_TTL: Final = 0.1
 LONGEST_TTL: Final = 3600.0
 LONGEST_DELAY: Final = 60.0
+MOST_REPLICAS: Final = 16
 ELECTION_PREFIX: Final = "election:"
 
 
@@ -41,6 +42,12 @@ class AlreadyHeld(HeadgateError):
     code, status = "lock_already_held", 409
 
 
+class NotReplicated(HeadgateError):
+    """Too few replicas have confirmed the lock in time; it was given back."""
+
+    code, status = "not_replicated", 503
+
+
 class QuorumLost(HeadgateError):
     """Too few of the quorum's servers answer to decide anything."""
 
@@ -63,6 +70,8 @@ class Want(msgspec.Struct, frozen=True):
     delay: float = 0.0
     label: str = ""
     renew: bool = True
+    replicas: int = 0
+    """How many replicas must have it before it is held."""
 
     def __post_init__(self) -> None:
         thing_name(self.namespace, "namespace")
@@ -73,6 +82,8 @@ class Want(msgspec.Struct, frozen=True):
             raise InvalidRequest("wait must be 0 or more seconds, or None for as long as it takes.", field="wait")
         if not 0 <= self.delay <= LONGEST_DELAY:
             raise InvalidRequest(f"delay must be 0 to {LONGEST_DELAY:.0f} seconds.", field="delay")
+        if not 0 <= self.replicas <= MOST_REPLICAS:
+            raise InvalidRequest(f"replicas must be 0 to {MOST_REPLICAS}.", field="replicas")
         if self.label:
             display_text(self.label, "label")
 

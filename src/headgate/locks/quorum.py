@@ -112,6 +112,8 @@ class Quorum(LockSource):
         """Take a lock by majority; one of this process asks at a time, the others stand behind it."""
         if want.ttl > self.longest_ttl:
             raise InvalidRequest(f"ttl must be at most this quorum's longest_ttl, {self.longest_ttl:g} s.", field="ttl")
+        if want.replicas:
+            raise InvalidRequest("The servers of a quorum have no replicas to ask.", field="replicas")
         limit = None if want.wait is None else asyncio.get_running_loop().time() + want.wait
         turn = self._turns.setdefault((want.namespace, want.name), asyncio.Lock())
         try:

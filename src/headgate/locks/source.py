@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+import msgspec
+
 from headgate.kit.problems import HeadgateError
 from headgate.locks import metrics
 from headgate.locks.held import Held
@@ -40,14 +42,16 @@ class LockSource(ABC):
         delay: float = 0.0,
         label: str = "",
         renew: bool = True,
+        replicas: int = 0,
         namespace: str | None = None,
     ) -> Lock:
         """Describe a lock; nothing happens before it is entered.
 
         `ttl` is how long it outlives a dead holder, `wait` how long to stand in line (None: as long as it takes, 0: not
-        at all), `delay` how long it stays closed after a holder was lost.
+        at all), `delay` how long it stays closed after a holder was lost, `replicas` how many replicas of the store must
+        have it before it counts (else NotReplicated).
         """
-        return Lock(self, Want(namespace or self.namespace, name, ttl, wait, delay, label, renew))
+        return Lock(self, Want(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
 
     async def acquire(self, want: Want, taker: object = None) -> Held:
         """Take a lock; `taker` is who may not take it twice, the running task unless given."""
@@ -182,10 +186,8 @@ class Lock:
 
     async def try_lock(self, taker: object = None) -> Held | None:
         """Take the lock if it is free now and nobody stands in line, else give None."""
-        want = self.want
-        now = Want(want.namespace, want.name, want.ttl, 0, want.delay, want.label, want.renew)
         try:
-            return await self._source.acquire(now, taker)
+            return await self._source.acquire(msgspec.structs.replace(self.want, wait=0), taker)
         except LockHeld:
             return None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest, NotFound, StoreUnavailable
-from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder
+from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
 from headgate.locks.api import (
     LONGEST_WAIT,
     Acquired,
@@ -64,7 +64,7 @@ class HttpLocks(LockSource):
                 sent = loop.time()
                 await self.renew(grant, sent + PATIENCE_SECONDS)
                 return Grant(want, holder, acquired.fence, sent)
-        except LockHeld:
+        except (LockHeld, NotReplicated):
             raise
         except BaseException:
             self.leave_soon(want, holder)
@@ -72,7 +72,12 @@ class HttpLocks(LockSource):
 
     async def _acquire(self, want: Want, holder: str, wait: float) -> Acquired:
         body = AcquireRequest(
-            ttl_seconds=want.ttl, wait_seconds=wait, holder=holder, delay_seconds=want.delay, label=want.label
+            ttl_seconds=want.ttl,
+            wait_seconds=wait,
+            holder=holder,
+            delay_seconds=want.delay,
+            label=want.label,
+            replicas=want.replicas,
         )
         return await self._http.request(
             "POST",

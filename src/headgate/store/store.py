@@ -7,10 +7,10 @@ the same answer. Whatever else is lost on the way is told to the caller as an un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar, cast
 
 from headgate.kit import traces
 from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
@@ -31,6 +31,10 @@ FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.2
 DOWN_SECONDS: Final = 1.0
 DOWN_WAIT: Final = 0.25
+ACK_SLACK: Final = 0.5
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Store:
@@ -42,6 +46,7 @@ class Store:
         self.errands = errands
         self.route: Route = ROUTES[address.kind](address, errands)
         self.hints = Hints(self.route, errands)
+        self._second: Route | None = None
         self._loop = asyncio.get_running_loop()
         self._deadline = settings.deadline_ms / 1000
         self._includes: dict[str, str] = {}
@@ -56,15 +61,52 @@ class Store:
         """Give the loop time at which a call that starts now should give up."""
         return self._loop.time() + self._deadline
 
-    async def run(self, script: Script, thing: Thing, *args: Arg, deadline: float | None = None, **names: str) -> Reply:
-        """Run a script on a thing and give its reply; its refusals are raised as our exceptions."""
+    async def run(
+        self, script: Script, thing: Thing, *args: Arg, deadline: float | None = None, aside: bool = False, **names: str
+    ) -> Reply:
+        """Run a script on a thing and give its reply; its refusals are raised as our exceptions.
+
+        `aside` sends it by the connection of the replicated calls, and so after those that were sent before it.
+        """
+        limit = self._loop.time() + self._deadline if deadline is None else deadline
+        route = self._second_route() if aside else self.route
+        return await self._measured(route, script, thing, self._sender(script, thing, args, names, limit), limit)
+
+    async def run_replicated(
+        self,
+        script: Script,
+        thing: Thing,
+        *args: Arg,
+        replicas: int,
+        ack_ms: int,
+        counts: Callable[[Reply], bool],
+        deadline: float | None = None,
+    ) -> tuple[Reply, int]:
+        """Run a script and, if its reply counts, give its writes so long to reach so many replicas; tell how many have them.
+
+        The server counts what came by the same connection and keeps that connection waiting: hence a second one to each
+        node, opened when first needed.
+        """
+        limit = self._loop.time() + self._deadline if deadline is None else deadline
+        call = self._sender(script, thing, args, {}, limit)
+
+        async def send(link: Link, *, load: bool, asking: bool) -> tuple[Reply, int]:
+            reply = await call(link, load=load, asking=asking)
+            if not counts(reply):
+                return reply, 0
+            patience = self._loop.time() + ack_ms / 1000 + ACK_SLACK
+            return reply, cast("int", await link.send(("WAIT", replicas, ack_ms), patience))
+
+        return await self._measured(self._second_route(), script, thing, send, limit)
+
+    def _sender(
+        self, script: Script, thing: Thing, args: tuple[Arg, ...], names: dict[str, str], limit: float
+    ) -> _Send[Reply]:
+        """Give what sends a script by a link, loading it first if it must."""
         script.check_arguments(len(args))
-        header = script.header
+        context = script.header.context
         keys = script.keys(thing, names)
         sha, source = self._source(script)
-        started = self._loop.time()
-        limit = started + self._deadline if deadline is None else deadline
-
         refused: list[ServerError] = []
 
         def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
@@ -75,18 +117,29 @@ class Store:
                 loading.add_done_callback(lambda done: _note_refusal(done, refused))
             if asking:
                 _let_go(link.send(("ASKING",), limit))
-            context = (link.context(self._advance_ms),) if header.context else ()
-            return link.send(("EVALSHA", sha, len(keys), *keys, *context, *args), limit)
+            if context:
+                return link.send(("EVALSHA", sha, len(keys), *keys, link.context(self._advance_ms), *args), limit)
+            return link.send(("EVALSHA", sha, len(keys), *keys, *args), limit)
 
+        return send
+
+    async def _measured(self, route: Route, script: Script, thing: Thing, send: _Send[T], limit: float) -> T:
+        """Attempt a script's call, and note how long it took and how it ended."""
+        started = self._loop.time()
         outcome = "ok"
         try:
             with traces.span("EVALSHA", script=script.name, part=thing.part):
-                return await self._attempt(thing.slot, send, limit, again=header.repeatable)
+                return await self._attempt(route, thing.slot, send, limit, again=script.header.repeatable)
         except HeadgateError as error:
             outcome = error.code
             raise
         finally:
-            metrics.SCRIPT_SECONDS.labels(script.name, outcome).observe(self._loop.time() - started)
+            metrics.script_seconds(script.name, outcome).observe(self._loop.time() - started)
+
+    def _second_route(self) -> Route:
+        if self._second is None:
+            self._second = ROUTES[self.address.kind](self.address, self.errands)
+        return self._second
 
     async def read(self, thing: Thing, *command: Arg, deadline: float | None = None) -> Reply:
         """Send one plain command that only reads (a range of a stream, say) to where a thing lives."""
@@ -127,6 +180,12 @@ class Store:
         self._advance_ms = ms
         self.step_clock(ms)
 
+    def close(self) -> None:
+        """End all connections."""
+        self.route.close()
+        if self._second is not None:
+            self._second.close()
+
     def _source(self, script: Script) -> tuple[str, str]:
         if not self._includes:
             return script.sha, script.source
@@ -143,17 +202,17 @@ class Store:
                 _let_go(link.send(("ASKING",), limit))
             return link.send(command, limit)
 
-        return await self._attempt(thing.slot, send, limit, again=again)
+        return await self._attempt(self.route, thing.slot, send, limit, again=again)
 
-    async def _attempt(self, slot: int, send: _Send, limit: float, *, again: bool) -> Reply:
+    async def _attempt(self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool) -> T:
         """Send until there is an answer, the deadline has passed, or the outcome cannot be known."""
         pause = FIRST_PAUSE
         load = False
         detour: Endpoint | None = None
         while True:
             try:
-                ready = self.route.ready(slot) if detour is None else None
-                link = ready or await self._find(slot, detour, limit)
+                ready = route.ready(slot) if detour is None else None
+                link = ready or await self._find(route, slot, detour, limit)
                 return await send(link, load=load, asking=detour is not None)
             except LinkTimeout as error:
                 raise (StoreUnavailable(retry_after=1) if again else OutcomeUnknown()) from error
@@ -171,9 +230,9 @@ class Store:
                 if detour is not None:
                     continue
                 if error.code == "MOVED":
-                    self.route.moved(slot, _target(error, link))
+                    route.moved(slot, _target(error, link))
                 elif error.code in ELSEWHERE:
-                    self.route.doubt(link)
+                    route.doubt(link)
                 elif error.code not in LATER and error.code != "NOSCRIPT":
                     raise as_problem(error) from error
             if self._loop.time() + pause >= limit:
@@ -181,13 +240,13 @@ class Store:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _find(self, slot: int, detour: Endpoint | None, limit: float) -> Link:
+    async def _find(self, route: Route, slot: int, detour: Endpoint | None, limit: float) -> Link:
         """Open the way to a slot; when the store has been away for a while, callers do not wait out their deadline."""
-        if self.route.down_seconds() > DOWN_SECONDS:
+        if route.down_seconds() > DOWN_SECONDS:
             limit = min(limit, self._loop.time() + DOWN_WAIT)
         try:
             async with asyncio.timeout_at(limit):
-                return await (self.route.link(slot) if detour is None else self.route.node(detour))
+                return await (route.link(slot) if detour is None else route.node(detour))
         except TimeoutError as error:
             raise StoreUnavailable("The store cannot be reached.", retry_after=1) from error
 
@@ -195,8 +254,8 @@ class Store:
 _named = lru_cache(maxsize=4096)(Thing)
 
 
-class _Send(Protocol):
-    def __call__(self, link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]: ...
+class _Send(Protocol[T_co]):
+    def __call__(self, link: Link, *, load: bool, asking: bool) -> Awaitable[T_co]: ...
 
 
 @asynccontextmanager
@@ -214,7 +273,7 @@ async def open_store(
         async with store.hints:
             yield store
     finally:
-        store.route.close()
+        store.close()
         await errands.close()
 
 

@@ -1,9 +1,10 @@
 #!lua
 --- Take a lock, or a place in its line; whoever was called and did not come within the grace is passed over.
---- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner)
+--- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner, terms)
 ---          4 owners (hash owner -> waiters)   5 events (stream)
 --- ARGV     1 context   2 holder   3 owner (the process that waits)   4 ttl_ms   5 delay_ms   6 grace_ms
----          7 join (1: wait in line, 0: only try)   8 former (the place it had before, 0: none)   9 label   10 announce
+---          7 join (0: only try, 1: wait in line, 2: and be given it by a release of its own process)
+---          8 former (the place it had before, 0: none)   9 label   10 announce
 --- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now,
 ---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
@@ -11,8 +12,9 @@
 --@include lease
 --@include line
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8], ARGV[9], ARGV[10] == '1'
+local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7] ~= '0', ARGV[8], ARGV[9], ARGV[10] == '1'
+local terms = ARGV[7] == '2' and terms_of(ttl_ms, delay_ms, label) or ''
 local MOST_PASSED = 1000
 
 local lock = open_lock(meta, context)
@@ -29,9 +31,7 @@ local newcomer = not place and former == '0'
 local passed_over = (join and not place and not newcomer) and 1 or 0
 if join and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
-  redis.call('ZADD', line, place, holder)
-  redis.call('HSET', waiters, holder, owner)
-  redis.call('HINCRBY', owners, owner, 1)
+  join_line(line, waiters, owners, holder, place, owner, terms)
   waiting = waiting + 1
 end
 
@@ -58,7 +58,6 @@ if newcomer and rank > 0 and not lock.recalled then
   return {0, place or '0', '0', ahead, now, passed_over}
 end
 
-local fence = text_of(next_number(lock))
 local gone = 0
 if rank > 0 then
   for _, passed in ipairs(redis.call('ZRANGE', line, 0, math.min(rank, MOST_PASSED) - 1)) do
@@ -68,9 +67,8 @@ end
 if place then
   gone = gone + leave_line(line, waiters, owners, holder)
 end
-close_thing(lock, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms,
-  'delay', delay_ms, 'label', label, 'since', now, 'recalled', '')
+local fence = give_lock(lock, holder, ttl_ms, delay_ms, label)
 if waiting > gone or announce then
-  hint(events, 'taken ' .. now .. ' ' .. text_of(ttl_ms + tonumber(delay_ms)) .. ' ' .. (place or fence))
+  tell_taken(lock, events, ttl_ms + delay_ms, place or fence)
 end
 return {1, fence, now}

@@ -1,36 +1,58 @@
 #!lua
---- Give a lock back, or leave its line, and call the next.
---- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner)
+--- Give a lock back, or leave its line. The next is called; one of the same process has it at once, since that process lives.
+--- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner, terms)
 ---          4 owners (hash owner -> waiters)   5 events (stream)
 --- ARGV     1 context   2 holder   3 nonce (names this call; empty: leave whatever it has, and refuse nothing)
----          4 announce
---- RETURNS  1 if it held the lock, 2 if it was in line, 0 if neither
+---          4 owner (the process that gives it back)   5 announce
+--- RETURNS  1 if it held the lock, 2 if it was in line, 0 if neither; if it has given it to another of this process also
+---          that holder, and unless it was given long ago its fence, now, ms until it opens
 --- REFUSES  NOT_HOLDER
 --- AGAIN    same answer: the nonces of the last releases are remembered
 --@include clock
 --@include lease
 --@include line
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local context, holder, nonce, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
+local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local REMEMBERED_BYTES = 400
 
 local lock = open_lock(meta, context)
 if lock.held and lock.holder == holder then
   local released = nonce .. ' ' .. string.sub(redis.call('HGET', meta, 'released') or '', 1, REMEMBERED_BYTES)
-  close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
-  call_head(lock, line, events, announce)
-  return 1
-end
-if nonce ~= '' then
-  if string.find(' ' .. (redis.call('HGET', meta, 'released') or ''), ' ' .. nonce .. ' ', 1, true) then
-    return 1
+  local heir, place = unpack(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES'))
+  local ttl_ms, delay_ms, label
+  if heir and nonce ~= '' then
+    ttl_ms, delay_ms, label = read_terms(waiters, heir, owner)
   end
-  return redis.error_reply('NOT_HOLDER The lease of this holder has ended, or it never held this lock.')
+  if not ttl_ms then
+    close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
+    if heir or announce then
+      call_head(lock, line, events, announce)
+    end
+    return {1}
+  end
+  leave_line(line, waiters, owners, heir)
+  local fence = give_lock(lock, heir, ttl_ms, delay_ms, label, 'released', released, 'giver', holder)
+  -- Those of this process know it from the answer.
+  if announce or redis.call('HLEN', owners) > redis.call('HEXISTS', owners, owner) then
+    tell_taken(lock, events, ttl_ms + delay_ms, text_of(tonumber(place)))
+  end
+  return {1, heir, fence, text_of(lock.now), text_of(ttl_ms + delay_ms)}
+end
+local before = redis.call('HMGET', meta, 'released', 'giver')
+local given = before[2] == holder and lock.held
+if nonce ~= '' then
+  if not string.find(' ' .. (before[1] or ''), ' ' .. nonce .. ' ', 1, true) then
+    return redis.error_reply('NOT_HOLDER The lease of this holder has ended, or it never held this lock.')
+  end
+  if given then
+    return {1, lock.holder, lock.fence, text_of(lock.now), text_of(lock.opens - lock.now)}
+  end
+  return {1}
 end
 
 local first = redis.call('ZRANGE', line, 0, 0)[1]
 if leave_line(line, waiters, owners, holder) == 0 then
-  return 0
+  return {0, given and lock.holder or nil}
 end
 if first == holder and not lock.held and lock.now >= lock.opens then
   -- It was this one's turn: the next has a grace of its own from now.
@@ -41,4 +63,4 @@ if first == holder and not lock.held and lock.now >= lock.opens then
   call_head(lock, line, events, announce)
 end
 close_thing(lock)
-return 2
+return {2}

@@ -7,20 +7,22 @@
 --- The context names the primary's replication id. Another id than the thing last saw means a restart, a failover, a
 --- restore or a moved slot: the last writes may be gone, and nobody could say that they are alive meanwhile. The thing is
 --- then uncertain: new epoch, numbers far ahead, and it holds for one lease too.
+---
+--- A script that reads more of meta hands over what it read, with these fields first: replid raw offset last epoch hold step was.
 --@include server_time
 --@include text_of
 local STEP_MS = 5000
 local SAME_STEP_MS = 15000
 local JUMP_US = 60000000
 
-local function open_thing(meta, context, lease_ms)
+local function open_thing(meta, context, lease_ms, saved)
   local replid, expected, step = string.match(context, '^(%S+) (%d+) (%d+)$')
-  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
+  saved = saved or redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
   local raw, raw_us = server_time()
   local thing = {
     meta = meta, raw = raw, replid = saved[1] or replid, was = saved[8] or '', state = 'same', epoch = saved[5],
     offset = tonumber(saved[3] or 0), last = tonumber(saved[4] or 0),
-    hold = tonumber(saved[6] or 0), step = math.min(tonumber(saved[7] or 0), raw),
+    hold = tonumber(saved[6] or 0), step = math.min(tonumber(saved[7] or 0), raw), saved = saved,
   }
   local seen = tonumber(saved[2] or 0)
   if raw < seen then
@@ -61,8 +63,14 @@ local function next_number(thing)
   return thing.last
 end
 
---- Write meta back; further fields and values go along in the same write.
+--- Write meta back, as a rule only the time; further fields and values go along in the same write.
 local function close_thing(thing, ...)
+  local saved = thing.saved
+  if thing.state == 'same' and thing.hold == tonumber(saved[6]) and thing.step == tonumber(saved[7])
+    and thing.offset == tonumber(saved[3]) then
+    redis.call('HSET', thing.meta, 'raw', text_of(thing.raw), 'last', text_of(thing.last), ...)
+    return
+  end
   redis.call('HSET', thing.meta, 'replid', thing.replid, 'was', thing.was, 'raw', text_of(thing.raw),
     'offset', text_of(thing.offset), 'last', text_of(thing.last), 'epoch', thing.epoch,
     'hold', text_of(thing.hold), 'step', text_of(thing.step), ...)

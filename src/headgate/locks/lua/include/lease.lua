@@ -4,21 +4,34 @@
 --- takes the lock. While the clock is in doubt (holding) no lease ends.
 --@include clock
 local function open_lock(meta, context)
-  local saved = redis.call('HMGET', meta, 'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled')
-  local lock = open_thing(meta, context, tonumber(saved[4] or 0))
-  lock.holder = saved[1] ~= '' and saved[1]
-  lock.fence = saved[2] or '0'
-  lock.ends = tonumber(saved[3] or 0)
-  lock.ttl = tonumber(saved[4] or 0)
-  lock.delay = tonumber(saved[5] or 0)
-  lock.recalled = saved[7] == '1'
+  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
+    'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label')
+  local ttl = tonumber(saved[12] or 0)
+  local lock = open_thing(meta, context, ttl, saved)
+  lock.holder = saved[9] ~= '' and saved[9]
+  lock.fence = saved[10] or '0'
+  lock.ends = tonumber(saved[11] or 0)
+  lock.ttl = ttl
+  lock.delay = tonumber(saved[13] or 0)
+  lock.recalled = saved[15] == '1'
+  lock.label = saved[16] or ''
   lock.held = lock.holder and (lock.now < lock.ends or lock.holding) or false
   if not lock.holder then
-    lock.opens = tonumber(saved[6] or 0)
+    lock.opens = tonumber(saved[14] or 0)
   elseif lock.holding then
     lock.opens = math.max(lock.ends, lock.hold) + lock.delay
   else
     lock.opens = lock.ends + lock.delay
   end
   return lock
+end
+
+--- Make somebody the holder for one TTL; what stays as it was is not written again. Gives the new fence.
+local function give_lock(lock, holder, ttl_ms, delay_ms, label, ...)
+  local fence = text_of(next_number(lock))
+  close_thing(lock, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'since', text_of(lock.now), ...)
+  if ttl_ms ~= lock.ttl or delay_ms ~= lock.delay or label ~= lock.label or lock.recalled then
+    redis.call('HSET', lock.meta, 'ttl', ttl_ms, 'delay', delay_ms, 'label', label, 'recalled', '')
+  end
+  return fence
 end
