@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-import h11
 import msgspec
 
 from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers
 from headgate.relay.model import Outcome, Upstream, UpstreamView
-from headgate.relay.outgoing import Connection, Pool
+from headgate.relay.outgoing import Connection, Pool, write_head
 from headgate.relay.permits import Permit, Permits
 from headgate.relay.problems import PermitExpired, UpstreamFailed
+from headgate.relay.response import Response
 from headgate.relay.settings import RelaySettings
 
 ANSWERED_SECONDS: Final = 1.0
@@ -61,17 +61,27 @@ class Request(msgspec.Struct, frozen=True):
 class Answer:
     """The head of an answer, and its body as it comes."""
 
-    __slots__ = ("chunks", "headers", "permit", "position", "status", "waited")
+    __slots__ = ("_response", "chunks", "headers", "permit", "position", "waited")
 
     def __init__(
-        self, status: int, headers: Headers, chunks: AsyncIterator[bytes], permit: Permit, position: int, waited: float
+        self, response: Response, chunks: AsyncIterator[bytes], permit: Permit, position: int, waited: float
     ) -> None:
-        self.status = status
-        self.headers = headers
+        self._response = response
+        self.headers = response_headers(response.headers)
         self.chunks = chunks
         self.permit = permit
         self.position = position
         self.waited = waited
+
+    @property
+    def status(self) -> int:
+        """Give the status."""
+        return self._response.status
+
+    @property
+    def whole(self) -> bytes | None:
+        """Give the whole body if it is here already; then `chunks` need not be read."""
+        return b"".join(self._response.chunks) if self._response.complete else None
 
 
 class Forwarder:
@@ -104,7 +114,7 @@ class Forwarder:
             place, waited = permit.place, waited + permit.waited
             position = permit.position if position < 0 else position
             try:
-                connection, pool = await self._ask(view.name, policy, request, permit, before)
+                connection, pool, response = await self._ask(view.name, policy, request, permit, before)
             except PermitExpired:
                 continue
             except UpstreamFailed as error:
@@ -113,9 +123,9 @@ class Forwarder:
                 attempts += 1
                 continue
             try:
-                status = connection.status
+                status = response.status
                 if status == 429:
-                    pause = await self._pause(policy, request, permit, connection)
+                    pause = await self._pause(policy, request, permit, response)
                     again = policy.retry.refused and request.body.replayable and self._loop.time() + pause < deadline
                 else:
                     again = status in policy.retry.statuses and request.repeatable and request.body.replayable
@@ -125,17 +135,16 @@ class Forwarder:
                     await _drain(connection)
                     continue
                 if not policy.concurrent:
-                    permit.settle(Outcome.ENDED, age_seconds=self._loop.time() - (connection.first_byte or 0.0))
-                chunks = self._body(policy, permit, connection)
-                yield Answer(status, response_headers(connection.headers), chunks, permit, position, waited)
+                    permit.settle(Outcome.ENDED, age_seconds=self._age(response))
+                yield Answer(response, self._body(policy, permit, connection, response), permit, position, waited)
                 return
             finally:
-                permit.settle(Outcome.ENDED, age_seconds=self._loop.time() - (connection.first_byte or 0.0))
+                permit.settle(Outcome.ENDED, age_seconds=self._age(response))
                 pool.give_back(connection)
 
     async def _ask(
         self, name: str, policy: Upstream, request: Request, permit: Permit, before: Before | None
-    ) -> tuple[Connection, Pool]:
+    ) -> tuple[Connection, Pool, Response]:
         """Send on a permit; whatever goes wrong, the permit is told."""
         try:
             if before is not None:
@@ -148,35 +157,41 @@ class Forwarder:
         length = request.body.length
         try:
             headers = request_headers(request.headers, policy, self._secrets, length=length)
-            head = h11.Request(method=request.method, target=request.target, headers=headers)
+            head = write_head(request.method, request.target, headers)
             body = None if length is not None and length <= 0 else request.body.chunks()
             started = self._loop.time()
-            await connection.ask(head, body, begin=permit.sending, seconds=policy.timeout_seconds)
-        except BaseException as error:
-            connection.close()
-            pool.give_back(connection)
+            response = await connection.ask(
+                request.method, head, body, length=length, begin=permit.sending, seconds=policy.timeout_seconds
+            )
+        except BaseException:
             if connection.first_byte is not None:
                 permit.settle(Outcome.ENDED, age_seconds=self._loop.time() - connection.first_byte)
             else:
                 permit.give_back()
-            if isinstance(error, h11.LocalProtocolError):
-                raise UpstreamFailed(f"The request cannot be written: {error}.", outcome="unsent") from error
+            connection.close()
+            pool.give_back(connection)
             raise
-        permit.meters.upstream_seconds.observe((connection.first_byte or started) - started)
-        return connection, pool
+        permit.meters.upstream_seconds.observe((response.first_byte or started) - started)
+        return connection, pool, response
 
-    async def _pause(self, policy: Upstream, request: Request, permit: Permit, connection: Connection) -> float:
+    def _age(self, response: Response) -> float:
+        """Say how long ago an answer began."""
+        return self._loop.time() - (response.first_byte or 0.0)
+
+    async def _pause(self, policy: Upstream, request: Request, permit: Permit, response: Response) -> float:
         """Hear a 429: the store pauses this user as long as the upstream says, then lets one go first."""
         permit.meters.refusals.inc()
         window = policy.window_of(request.user)
-        pause = pause_of(connection.headers, window.seconds if window and window.seconds else 1.0)
+        pause = pause_of(response.headers, window.seconds if window and window.seconds else 1.0)
         told = permit.settle(Outcome.REFUSED, pause_seconds=pause)
         if told is not None:
             await asyncio.wait((told,))  # before we ask again
         return pause
 
-    async def _body(self, policy: Upstream, permit: Permit, connection: Connection) -> AsyncIterator[bytes]:
-        first_byte = connection.first_byte or 0.0
+    async def _body(
+        self, policy: Upstream, permit: Permit, connection: Connection, response: Response
+    ) -> AsyncIterator[bytes]:
+        first_byte = response.first_byte or 0.0
         tell_at = first_byte + ANSWERED_SECONDS
         async for chunk in connection.chunks(policy.timeout_seconds):
             yield chunk

@@ -1,4 +1,4 @@
-"""Connections to upstreams: HTTP/1.1, kept open and used again, written by h11 and nothing hidden.
+"""Connections to upstreams: HTTP/1.1, kept open and used again, with nothing hidden.
 
 Two facts decide about a permit, and general clients tell neither: whether any byte of a request left, and the moment the
 first byte of its answer came.
@@ -8,145 +8,241 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from functools import cache
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
-
-import h11
 
 from headgate.relay.headers import Headers
 from headgate.relay.model import Upstream
 from headgate.relay.problems import UpstreamFailed, UpstreamTimeout
+from headgate.relay.response import BadAnswer, Response
 
-CHUNK: Final = 65_536
-HEAD_BYTES: Final = 65_536
+BUFFER: Final = 262_144
 IDLE_SECONDS: Final = 4.0
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Body = AsyncIterator[bytes]
+_TOKEN: Final = rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+"
+_NAMES = re.compile(rb"%b(?:,%b)*" % (_TOKEN, _TOKEN))
+_LINE = re.compile(rb"%b [!-~]+" % _TOKEN)
 
 
-class Connection:
+def write_head(method: str, target: bytes, headers: Headers) -> bytes:
+    """Write a request's head; raises UpstreamFailed if it could be read in two ways."""
+    line = b"%b %b" % (method.encode("latin-1"), target)
+    names = b",".join([name for name, _ in headers])
+    head = b"%b HTTP/1.1\r\n%b\r\n\r\n" % (line, b"\r\n".join([b"%b: %b" % header for header in headers]))
+    lines = len(headers) + 2
+    if (
+        not _LINE.fullmatch(line)
+        or not _NAMES.fullmatch(names)
+        or names.count(b",") != len(headers) - 1
+        or head.count(b"\r") != lines
+        or head.count(b"\n") != lines
+        or b"\0" in head
+    ):
+        raise UpstreamFailed(
+            "The request cannot be written: its head has signs that it may not have.", outcome="unsent"
+        )
+    return head
+
+
+class Connection(asyncio.Protocol):
     """One open connection; an exchange at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._response: Response | None = None
+        self._error: Exception | None = None
+        self._closed = False
+        self._sent = True
+        self._held_back = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
         self.idle_since = 0.0
-        self.first_byte: float | None = None
-        self.status = 0
-        self.headers: Headers = []
 
-    async def ask(self, head: h11.Request, body: Body | None, *, begin: Callable[[], None], seconds: float) -> None:
+    # The exchange
+
+    async def ask(
+        self, method: str, head: bytes, body: Body | None, *, length: int | None, begin: Callable[[], None], seconds: float
+    ) -> Response:  # fmt: skip
         """Send a request and wait for the head of its answer. `begin` is called right before the first byte leaves."""
-        self.first_byte = None
-        data = self._http.send(head)
-        if body is None:
-            data = (data or b"") + (self._http.send(h11.EndOfMessage()) or b"")
+        transport = self._transport
+        if transport is None or self._closed:
+            raise UpstreamFailed("The connection was closed before anything was sent.", outcome="unsent")
         begin()
-        self._writer.write(data or b"")
+        response = self._response = Response(method)
         limit = self._loop.time() + seconds
-        sending = asyncio.ensure_future(self._upload(body)) if body is not None else None
+        transport.write(head)
+        self._sent = body is None
+        sending = asyncio.ensure_future(self._upload(body, length)) if body is not None else None
         try:
-            async with asyncio.timeout_at(limit):
-                await self._read_head(sending)
-        except TimeoutError as error:
-            raise UpstreamTimeout(f"No answer came within {seconds:g} s.", outcome="unknown") from error
-        except (OSError, h11.RemoteProtocolError) as error:
-            raise self._failed(error) from error
+            while not response.ready:
+                if self._error is not None or self._closed:
+                    raise self._failed(self._error)
+                if sending is not None and sending.done():
+                    trouble = sending.exception()
+                    sending = None
+                    if trouble is not None and not isinstance(trouble, OSError):
+                        raise trouble  # the client's side broke: our request cannot be completed
+                    # Where the upstream has stopped reading, perhaps it says why.
+                    continue
+                if not await self._wait(limit):
+                    raise UpstreamTimeout(f"No answer came within {seconds:g} s.", outcome="unknown")
         finally:
             if sending is not None and not sending.done():
                 # It answered before it had read everything: this connection cannot be used for another request.
                 sending.cancel()
                 await asyncio.wait((sending,))
+        return response
 
     async def chunks(self, seconds: float) -> AsyncIterator[bytes]:
         """Give the body as it comes; silence longer than `seconds` ends it."""
-        try:
-            while True:
-                async with asyncio.timeout(seconds):
-                    event = await self._event()
-                if isinstance(event, h11.Data):
-                    yield bytes(event.data)
-                elif isinstance(event, h11.EndOfMessage):
-                    return
-        except TimeoutError as error:
-            raise UpstreamTimeout("The answer stopped half-way.", outcome="answered") from error
-        except (OSError, h11.RemoteProtocolError) as error:
-            raise self._failed(error) from error
+        response = self._response
+        assert response is not None
+        while True:
+            while response.chunks:
+                chunk = response.chunks.popleft()
+                response.buffered -= len(chunk)
+                if self._held_back and response.buffered < BUFFER // 2:
+                    self._read_on()
+                yield chunk
+            if response.complete:
+                return
+            if self._error is not None or self._closed:
+                raise self._failed(self._error)
+            if not await self._wait(self._loop.time() + seconds):
+                raise UpstreamTimeout("The answer stopped half-way.", outcome="answered")
+
+    @property
+    def first_byte(self) -> float | None:
+        """Give the moment when the answer began, None if it has not."""
+        return None if self._response is None else self._response.first_byte
 
     @property
     def reusable(self) -> bool:
         """Tell whether another request may follow on this connection."""
-        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+        response = self._response
+        return response is not None and response.complete and response.keep and self._sent and not self._closed
 
     @property
-    def fresh(self) -> bool:
+    def open(self) -> bool:
         """Tell whether it still looks open after its rest."""
-        return not self._reader.at_eof() and not self._writer.is_closing()
+        return not self._closed
 
     def rest(self) -> None:
         """Make ready for the next request."""
-        self._http.start_next_cycle()
+        self._response = None
         self.idle_since = self._loop.time()
+        if self._held_back:
+            self._read_on()
 
     def close(self) -> None:
         """End it at once; what is not yet sent is not sent."""
-        self._writer.transport.abort()
+        self._closed = True
+        if self._transport is not None:
+            self._transport.abort()
 
-    async def _upload(self, body: Body) -> None:
-        async for chunk in body:
-            if chunk:
-                self._writer.write(self._http.send(h11.Data(data=chunk)) or b"")
-                await self._writer.drain()
-        self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
-        await self._writer.drain()
-
-    async def _read_head(self, sending: asyncio.Future[None] | None) -> None:
-        reading = asyncio.ensure_future(self._head())
+    async def _upload(self, body: Body, length: int | None) -> None:
+        """Send a body: in chunks if nobody knows its length, else exactly so much."""
+        transport = cast("asyncio.Transport", self._transport)
+        left = length or 0
         try:
-            if sending is not None:
-                await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
-                trouble = sending.exception() if sending.done() and not reading.done() else None
-                if trouble is not None and not isinstance(trouble, OSError):
-                    raise trouble  # the client's side broke: our request cannot be completed
-                # Where the upstream has stopped reading, perhaps it says why.
-            await reading
+            async for chunk in body:
+                if not chunk:
+                    continue
+                left -= len(chunk)
+                if length is not None and left < 0:
+                    raise UpstreamFailed("The body is longer than it was said to be.", outcome="unknown")
+                transport.write(chunk if length is not None else b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                if self._drained is not None:
+                    await self._drained
+                if self._closed:
+                    raise ConnectionResetError
+            if length is None:
+                transport.write(b"0\r\n\r\n")
+            elif left:
+                raise UpstreamFailed("The body is shorter than it was said to be.", outcome="unknown")
+            self._sent = True
         finally:
-            if not reading.done():
-                reading.cancel()
-                await asyncio.wait((reading,))
+            self._wake()
 
-    async def _head(self) -> None:
-        while True:
-            event = await self._event()
-            if isinstance(event, h11.Response):
-                self.status = event.status_code
-                self.headers = [(bytes(name), bytes(value)) for name, value in event.headers]
-                return
+    def _read_on(self) -> None:
+        self._held_back = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
-    async def _event(self) -> h11.Event | type[h11.PAUSED]:
-        while True:
-            event = self._http.next_event()
-            if event is not h11.NEED_DATA:
-                if isinstance(event, h11.ConnectionClosed):
-                    raise ConnectionResetError("it was closed before the answer was whole")
-                return event  # type: ignore[return-value]
-            data = await self._reader.read(CHUNK)
-            if data and self.first_byte is None:
-                self.first_byte = self._loop.time()
-            self._http.receive_data(data)
+    async def _wait(self, limit: float) -> bool:
+        """Sleep until anything happened; False if nothing did until then."""
+        waiter = self._waiter = self._loop.create_future()
+        timer = self._loop.call_at(limit, _expire, waiter)
+        try:
+            await waiter
+        except TimeoutError:
+            return False
+        finally:
+            self._waiter = None
+            timer.cancel()
+        return True
 
-    def _failed(self, error: Exception) -> UpstreamFailed:
-        outcome = "unknown" if self.first_byte is None else "answered"
-        return UpstreamFailed(f"The upstream failed: {str(error) or 'the connection was lost'}.", outcome=outcome)
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _failed(self, error: Exception | None) -> UpstreamFailed:
+        answered = self.first_byte is not None
+        words = str(error or "") or "the connection was lost before the answer was whole"
+        return UpstreamFailed(f"The upstream failed: {words}.", outcome="answered" if answered else "unknown")
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            self.close()  # words that nobody asked for
+            return
+        try:
+            response.feed(data, self._loop.time())
+        except BadAnswer as error:
+            self._error = error
+            self.close()
+        if response.buffered > BUFFER and not self._held_back and not self._closed:
+            self._held_back = True
+            cast("asyncio.Transport", self._transport).pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed = True
+        if self._response is None or not self._response.end():
+            self._error = self._error or error
+        self.resume_writing()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        if self._drained is None:
+            self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+
+def _expire(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 class Pool:
@@ -160,7 +256,6 @@ class Pool:
         self._port = parts.port or (443 if self._tls else 80)
         self._refused = refused
         self._idle: deque[Connection] = deque()
-        self._open: set[Connection] = set()
         self._room = asyncio.Semaphore(policy.max_connections)
         self._loop = asyncio.get_running_loop()
 
@@ -170,48 +265,41 @@ class Pool:
         try:
             while self._idle:
                 connection = self._idle.pop()
-                if connection.fresh and self._loop.time() - connection.idle_since < IDLE_SECONDS:
+                if connection.open and self._loop.time() - connection.idle_since < IDLE_SECONDS:
                     return connection
-                self._drop(connection)
-            connection = await self._connect(seconds)
+                connection.close()
+            return await self._connect(seconds)
         except BaseException:
             self._room.release()
             raise
-        self._open.add(connection)
-        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request if it can be, else end it."""
         self._room.release()
-        if connection.reusable and connection.fresh:
+        if connection.reusable:
             connection.rest()
             self._idle.append(connection)
         else:
-            self._drop(connection)
+            connection.close()
 
     def close(self) -> None:
         """End all that rest."""
         while self._idle:
-            self._drop(self._idle.pop())
-
-    def _drop(self, connection: Connection) -> None:
-        connection.close()
-        self._open.discard(connection)
+            self._idle.pop().close()
 
     async def _connect(self, seconds: float) -> Connection:
         try:
             async with asyncio.timeout(seconds):
                 address = await self._resolve()
-                reader, writer = await asyncio.open_connection(
-                    address, self._port, ssl=self._tls, server_hostname=self._host if self._tls else None, limit=CHUNK
-                )
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._loop), address, self._port, ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )  # fmt: skip
         except TimeoutError as error:
             raise UpstreamTimeout(f"No connection within {seconds:g} s.", outcome="unsent") from error
         except (OSError, ssl.SSLError) as error:
             raise UpstreamFailed(f"No connection: {error}.", outcome="unsent") from error
-        with suppress(OSError):
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Connection(reader, writer)
+        return connection
 
     async def _resolve(self) -> str:
         """Find the address, check it, and connect to that very one: a name cannot change in between."""

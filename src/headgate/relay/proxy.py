@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from headgate.kit import traces
-from headgate.kit.http import Call, ClientGone, Receive, Scope, Send, Stopping, cancelled
+from headgate.kit.http import Call, Receive, Scope, Send, Stopping
 from headgate.kit.problems import NotFound, TooLarge
 from headgate.relay.forward import Answer, Forwarder, Request
 from headgate.relay.headers import (
@@ -28,7 +28,7 @@ from headgate.relay.headers import (
     wants_job,
     whole_number,
 )
-from headgate.relay.incoming import Incoming
+from headgate.relay.incoming import Attendance, Incoming
 from headgate.relay.jobs import Jobs
 from headgate.relay.model import Order, Upstream, UpstreamView, upstream_name
 from headgate.relay.settings import RelaySettings
@@ -55,7 +55,7 @@ class Proxy:
         call: Call = scope["headgate"]
         if call.stop.raised:
             raise Stopping(retry_after=1)
-        headers: Headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        headers: Headers = scope["headers"]
         name, path = _split(scope)
         view = await self._upstreams.get(name)
         refuse_ambiguous(headers)
@@ -76,26 +76,14 @@ class Proxy:
 
     async def _attend(self, call: Call, body: Incoming, work: Coroutine[Any, Any, None]) -> None:
         """Do the work until it is done, the client has left, or a stopping relay has waited long enough."""
-        task = asyncio.ensure_future(work)
-        listening = asyncio.ensure_future(body.listen())
-        stopped = self._loop.create_future()
-        call.stop.watch(stopped)
+        attendance = Attendance(call, body, self._settings.drain_seconds)
         try:
-            await asyncio.wait((task, body.gone, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and not body.gone.done():
-                await asyncio.wait(
-                    (task, body.gone), timeout=self._settings.drain_seconds, return_when=asyncio.FIRST_COMPLETED
-                )  # fmt: skip
-            if task.done():
-                task.result()
-            elif body.gone.done():
-                raise ClientGone
-            else:
-                raise Stopping(retry_after=1)
+            await work
+        except asyncio.CancelledError:
+            attendance.explain()
+            raise
         finally:
-            await cancelled(task)
-            await cancelled(listening)
-            stopped.cancel()
+            await attendance.end()
 
     async def _relay(self, view: UpstreamView, request: Request, wait_ms: int, send: Send) -> None:
         deadline = self._loop.time() + wait_ms / 1000
@@ -103,9 +91,11 @@ class Proxy:
             async with self._forwarder.forward(view, request, deadline=deadline) as answer:
                 headers = [*answer.headers, *_told(view, request.user, answer)]
                 await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-                async for chunk in answer.chunks:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
+                whole = answer.whole
+                if whole is None:
+                    async for chunk in answer.chunks:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": whole or b""})
 
     async def _accept(
         self, view: UpstreamView, request: Request, path: bytes, query: bytes, wait_ms: int, send: Send
