@@ -156,8 +156,9 @@ async def test_a_reset_tells_everybody_and_leaves_players_on_servers_inside(stor
     await world.redeem(await world.ticket("a"), "x1", "s1")
     ticket = await world.ticket("b")
     await world.operate("reset")
+    await world.tick()
     look = await world.look()
-    assert look.seats == ["s1:s:x1"]
+    assert (look.seats, look.contradictions()) == (["s1:s:x1"], [])
     with pytest.raises(TicketInvalid):
         await world.redeem(ticket, "x2", "s1")
     for user in "bc":

@@ -10,7 +10,7 @@
 --- RETURNS  the version now
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST VERSION_CONFLICT
 --- AGAIN    same answer: a request that was carried out is not carried out again
---@include moves
+--@include queue
 local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces, audit, history = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
@@ -44,17 +44,10 @@ elseif action == 'drain' then
 elseif action == 'admit' then
   redis.call('HINCRBY', meta, 'grants', number)
 elseif action == 'reset' then
-  -- Players on servers stay, and their servers go on reporting them; everybody else is told to enter again.
-  for _, id in ipairs(redis.call('ZRANGE', stays, 0, -1)) do
-    redis.call('HDEL', sessions, id)
-    redis.call('ZREM', seats, seat('', 's', id))
-  end
-  for _, member in ipairs(redis.call('ZRANGE', seats, 0, -1)) do
-    if not string.find(member, '^[^:]*:s:') then
-      redis.call('ZREM', seats, member)
-    end
-  end
+  -- Players on servers stay, and their servers go on reporting them; everybody else is told to enter again. Seats that
+  -- belong to nobody now are cleared by the next steps of promotion: until then they count as taken.
   redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
+  redis.call('HSET', meta, 'clearing', '')
   queue.generation, queue.lost = queue.generation + 1, queue.now
 elseif action == 'delete' then
   redis.call('UNLINK', policy, waiting, users, tickets, holds, seats, kept, away, finished, sessions, servers, leases,

@@ -35,6 +35,7 @@ queue.changed, queue.most_finished = {}, most_finished
 local new_ticket = ticket_source(queue, seed)
 
 local length = redis.call('ZCARD', waiting)
+local clearing = clear_orphans(queue)
 local budget = sweep(queue, most)
 local servers_open = queue.fixed and {} or open_servers(queue, false)
 local pick = queue.fixed and fixed_picker(0) or picker(servers_open, queue.packed)
@@ -115,4 +116,4 @@ close_queue(queue)
 if #queue.changed > 0 then
   hint(events, 'changed ' .. table.concat(queue.changed, ' '))
 end
-return { budget <= 0 and 1 or 0, due_in, unpack(replies) }
+return { (clearing or budget <= 0) and 1 or 0, due_in, unpack(replies) }

@@ -5,6 +5,40 @@ local function due(key, until_ms, most)
   return redis.call('ZRANGEBYSCORE', key, '-inf', text_of(until_ms), 'LIMIT', 0, most)
 end
 
+local CLEARED_TOGETHER = 500
+
+--- After a reset, free the seats whose owners are gone, some at a time; gives whether there may be more.
+local function clear_orphans(queue)
+  local keys = queue.keys
+  local cleared_to = redis.call('HGET', keys.meta, 'clearing')
+  if not cleared_to then
+    return false
+  end
+  local members = redis.call('ZRANGEBYLEX', keys.seats, cleared_to == '' and '-' or '(' .. cleared_to, '+',
+    'LIMIT', 0, CLEARED_TOGETHER)
+  local orphans, ended = {}, {}
+  local owners = { h = keys.holds, k = keys.kept, s = keys.stays }
+  for _, member in ipairs(members) do
+    local server, kind, id = string.match(member, '^([^:]*):(.):(.*)$')
+    if (kind ~= 's' or server == '') and not redis.call('ZSCORE', owners[kind], id) then
+      orphans[#orphans + 1] = member
+      ended[#ended + 1] = kind == 's' and id or nil
+    end
+  end
+  if #orphans > 0 then
+    redis.call('ZREM', keys.seats, unpack(orphans))
+  end
+  if #ended > 0 then
+    redis.call('HDEL', keys.sessions, unpack(ended))
+  end
+  if #members < CLEARED_TOGETHER then
+    redis.call('HDEL', keys.meta, 'clearing')
+    return false
+  end
+  redis.call('HSET', keys.meta, 'clearing', members[#members])
+  return true
+end
+
 --- End at most `budget` things that are due by themselves; gives what is left of the budget.
 local function sweep(queue, budget)
   local keys = queue.keys
