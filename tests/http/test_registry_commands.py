@@ -38,7 +38,8 @@ class Shell:
         return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=30)
 
     def register(self, id_: str) -> None:
-        record = {"type": "game", "group": "g", "instanceId": id_, "metadata": {"v": "1"}}
+        # A lease that outlasts the test however slowly commands start.
+        record = {"type": "game", "group": "g", "instanceId": id_, "metadata": {"v": "1"}, "ttlSeconds": 600}
         assert self.http.post("/sd/v1/instances", json=record).status_code == 200
 
     def names(self, **query: str) -> list[str]:

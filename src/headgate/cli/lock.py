@@ -18,7 +18,7 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
-from headgate.locks import Held, LockHeld, LockLost, LockState, QuorumLost
+from headgate.locks import Held, LockHeld, LockLost, LockState, NotReplicated, QuorumLost
 
 LOST, NOT_ACQUIRED, NOT_EXECUTABLE, NOT_FOUND = 70, 75, 126, 127
 PR_SET_PDEATHSIG: Final = 1
@@ -30,6 +30,7 @@ async def run(
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
     ttl: float = 10.0,
     wait: float | None = None,
+    replicas: int = 0,
     namespace: Namespace = "default",
     url: Url = None,
 ) -> int:
@@ -49,14 +50,16 @@ async def run(
         Seconds after which the lock is free if this machine dies.
     wait
         Seconds to stand in line; as long as it takes if not given, not at all with 0.
+    replicas
+        Replicas of the store that must have the lock before the command starts.
     """
     if not command:
         raise InvalidRequest("Say what to run: headgate lock run NAME -- command …", field="command")
     async with target(url) as headgate:
-        lock = headgate.locks.lock(name, ttl, wait, label=_label(), namespace=namespace)
+        lock = headgate.locks.lock(name, ttl, wait, label=_label(), replicas=replicas, namespace=namespace)
         try:
             held = await lock.acquire()
-        except (LockHeld, StoreUnavailable, QuorumLost) as error:
+        except (LockHeld, NotReplicated, StoreUnavailable, QuorumLost) as error:
             output.complain(error.detail)
             return NOT_ACQUIRED
         try:
@@ -139,9 +142,42 @@ async def break_lock(
 
 async def _command(held: Held, command: tuple[str, ...]) -> int:
     """Run the command and give its exit code; forward the signals that are meant for it."""
+    loop = asyncio.get_running_loop()
+    started: list[int] = []
+    early: list[signal.Signals] = []
+
+    def forward(number: signal.Signals) -> None:
+        if started:
+            _kill(started[0], number)
+        else:
+            early.append(number)  # it is being started: a signal then must not end us and leave it alone
+
+    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in forwarded:
+        loop.add_signal_handler(number, forward, number)
+    try:
+        process = await _start(held, command)
+        if isinstance(process, int):
+            return process
+        started.append(process.pid)
+        for number in early:
+            _kill(process.pid, number)
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            await _stop(process, held)
+            raise
+    finally:
+        for number in forwarded:
+            loop.remove_signal_handler(number)
+    return 128 - code if code < 0 else code
+
+
+async def _start(held: Held, command: tuple[str, ...]) -> asyncio.subprocess.Process | int:
+    """Start the command; give the exit code if that cannot be done."""
     environment = os.environ | {"HEADGATE_LOCK": held.name, "HEADGATE_FENCE": str(held.fence)}
     try:
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *command, env=environment, start_new_session=True, preexec_fn=_die_with_parent()
         )
     except FileNotFoundError:
@@ -150,19 +186,6 @@ async def _command(held: Held, command: tuple[str, ...]) -> int:
     except OSError as error:
         output.complain(f"{command[0]} cannot be run: {error.strerror}")
         return NOT_EXECUTABLE
-    loop = asyncio.get_running_loop()
-    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    for number in forwarded:
-        loop.add_signal_handler(number, _kill, process.pid, number)
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        await _stop(process, held)
-        raise
-    finally:
-        for number in forwarded:
-            loop.remove_signal_handler(number)
-    return 128 - code if code < 0 else code
 
 
 async def _stop(process: asyncio.subprocess.Process, held: Held) -> None:

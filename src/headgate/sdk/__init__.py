@@ -1,11 +1,25 @@
 """What users import: `from headgate.sdk import Headgate`."""
 
-from headgate.locks import AlreadyHeld, FenceOutdated, LockHeld, LockLost, NotHolder, Quorum, QuorumLost
-from headgate.sdk.client import Headgate
-from headgate.sdk.discovery import ServiceDiscoveryClient
-from headgate.sdk.http import GatewayUnavailable
-from headgate.sdk.lifespan import registered
-from headgate.sdk.sync import HeadgateSync
+from typing import TYPE_CHECKING
+
+from headgate.kit.lazily import offered
+
+if TYPE_CHECKING:
+    from headgate.locks import (
+        AlreadyHeld,
+        FenceOutdated,
+        LockHeld,
+        LockLost,
+        NotHolder,
+        NotReplicated,
+        Quorum,
+        QuorumLost,
+    )
+    from headgate.sdk.client import Headgate
+    from headgate.sdk.discovery import ServiceDiscoveryClient
+    from headgate.sdk.http import GatewayUnavailable
+    from headgate.sdk.lifespan import registered
+    from headgate.sdk.sync import HeadgateSync
 
 __all__ = [
     "AlreadyHeld",
@@ -16,8 +30,12 @@ __all__ = [
     "LockHeld",
     "LockLost",
     "NotHolder",
+    "NotReplicated",
     "Quorum",
     "QuorumLost",
     "ServiceDiscoveryClient",
     "registered",
 ]
+
+_HOMES = ("client", "http", "lifespan", "discovery", "sync")
+__getattr__ = offered(__name__, __all__, [*(f"{__name__}.{home}" for home in _HOMES), "headgate.locks"])

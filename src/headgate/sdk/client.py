@@ -6,16 +6,20 @@ from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from headgate.locks import Election, FencedValue, Lock, Locks
-from headgate.sdk.config import Config, config_of
 from headgate.sdk.http import Http
-from headgate.sdk.locks import HttpLocks, locks_of
-from headgate.sdk.queue import Queue, queue_of
-from headgate.sdk.queues import Operators, queues_of
-from headgate.sdk.registry import Registry, registry_of
-from headgate.sdk.relay import HttpRelay, StoreRelay, relay_of
 from headgate.store import Store, StoreSettings, open_store
+
+# A part is imported when it is first used: who takes a lock need not wait for the relay.
+if TYPE_CHECKING:
+    from headgate.locks import Election, FencedValue, Lock, Locks
+    from headgate.sdk.config import Config
+    from headgate.sdk.locks import HttpLocks
+    from headgate.sdk.queue import Queue
+    from headgate.sdk.queues import Operators
+    from headgate.sdk.registry import Registry
+    from headgate.sdk.relay import HttpRelay, StoreRelay
 
 
 class Headgate:
@@ -57,16 +61,22 @@ class Headgate:
     @cached_property
     def queue(self) -> Queue:
         """The waiting room: stand in line, offer seats, redeem tickets."""
+        from headgate.sdk.queue import queue_of
+
         return queue_of(self.backend, self.namespace)
 
     @cached_property
     def queues(self) -> Operators:
         """The queues as their operators see them."""
+        from headgate.sdk.queues import queues_of
+
         return queues_of(self.backend, self.namespace)
 
     @cached_property
     def registry(self) -> Registry:
         """The registry: register, beat, discover, watch and leave."""
+        from headgate.sdk.registry import registry_of
+
         part = registry_of(
             self.backend,
             self.namespace,
@@ -81,6 +91,8 @@ class Headgate:
     @cached_property
     def locks(self) -> Locks | HttpLocks:
         """The locks, with what operators need: list, show, break."""
+        from headgate.sdk.locks import locks_of
+
         part = locks_of(self.backend, self.namespace)
         self._stack.push_async_callback(part.close)
         return part
@@ -88,6 +100,8 @@ class Headgate:
     @cached_property
     def relay(self) -> StoreRelay | HttpRelay:
         """The relay: permits around your own calls, requests and jobs within an upstream's limits."""
+        from headgate.sdk.relay import StoreRelay, relay_of
+
         part = relay_of(self.backend)
         if isinstance(part, StoreRelay):
             self._stack.push_async_callback(part.close)
@@ -95,13 +109,15 @@ class Headgate:
 
     def lock(
         self, name: str, ttl: float = 10.0, wait: float | None = None, *, delay: float = 0.0, label: str = "",
-        renew: bool = True,
+        renew: bool = True, replicas: int = 0,
     ) -> Lock:  # fmt: skip
         """Describe a lock: `async with hg.lock("nightly") as held:`, or use it as a decorator."""
-        return self.locks.lock(name, ttl, wait, delay=delay, label=label, renew=renew)
+        return self.locks.lock(name, ttl, wait, delay=delay, label=label, renew=renew, replicas=replicas)
 
     def election(self, name: str, ttl: float = 10.0, *, candidate: str = "", delay: float = 0.0) -> Election:
         """Name an election: `async with hg.election("boss").campaign() as term:`."""
+        from headgate.locks import Election
+
         return Election(self.locks, name, ttl, candidate=candidate, delay=delay)
 
     async def fenced_set(self, key: str, value: str, fence: int) -> None:
@@ -115,6 +131,8 @@ class Headgate:
     @cached_property
     def config(self) -> Config:
         """Config: read, publish, roll back, watch, and live values."""
+        from headgate.sdk.config import config_of
+
         part = config_of(self.backend, url=self.url, snapshot_dir=self._snapshot_dir)
         self._stack.push_async_callback(part.stop)
         return part

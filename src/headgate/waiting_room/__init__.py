@@ -1,7 +1,8 @@
 """People wait their turn: lines, promotion, tickets, and the seats of the servers behind the door."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from headgate.kit.lazily import offered
 
 if TYPE_CHECKING:
     from headgate.waiting_room.model import (
@@ -41,13 +42,4 @@ __all__ = [
 ]
 
 _HOMES = ("settings", "model", "policy", "room")
-
-
-def __getattr__(name: str) -> object:
-    """Import what is asked for when it is: every process reads the settings, few need a room and its signatures."""
-    if name in __all__:
-        for home in _HOMES:
-            found: object = getattr(import_module(f"{__name__}.{home}"), name, None)
-            if found is not None:
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = offered(__name__, __all__, [f"{__name__}.{home}" for home in _HOMES])
