@@ -6,33 +6,26 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
-import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Final
 
 from bench import etcd, peers
 from bench.etcd import Etcd
-from bench.harness import Case, Contestant, Result, Server, bench_store, compare, cpu_seconds, progress, running
+from bench.harness import Case, Contestant, Result, Server, bench_store, compare, cpu_seconds, running
 from bench.load import Request
+from bench.pushes import JSON, OURS, TOKEN, Change, Figures, gateway, post, pushes, speed
 from bench.report import publish
 from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, Record
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
-from tests.topology import HOST, Standalone
+from tests.topology import Standalone
 
-OURS: Final = "headgate"
 SEED: Final = "the seed's way (ioredis)"
-TOKEN: Final = "only for the benchmark"
 SIZE: Final = 1000
-WATCHERS: Final = (1, 100, 1000)
-CHANGES: Final = 40
-JSON: Final = {"Content-Type": "application/json"}
-Figures = dict[str, float | str]
 
 
 def record(number: int, group: str = "g") -> dict[str, object]:
@@ -46,26 +39,12 @@ def record(number: int, group: str = "g") -> dict[str, object]:
 
 def contestants(store: Standalone) -> list[Contestant]:
     """Name who takes part."""
-    environment = {
-        "HEADGATE_STORE": store.url, "HEADGATE_ADMIN_TOKEN": TOKEN, "HEADGATE_OPS_PORT": "0",
-        "HEADGATE_LOG_LEVEL": "warning", "HEADGATE_REGISTRY_TTL_SECONDS": "3600",
-    }  # fmt: skip
-    ours = Contestant(OURS, [sys.executable, "-m", "headgate", "serve", "gateway", "--port", "{port}"], environment)
-    found = [ours]
+    found = [gateway(store, HEADGATE_REGISTRY_TTL_SECONDS="3600")]
     if (peer := etcd.contestant()) is not None:
         found.append(peer)
     if seed := peers.node("registry.js"):
         found.append(Contestant(SEED, seed, {"STORE_PORT": str(store.node.port)}, peers.NODE))
     return found
-
-
-def post(server: Server, path: str, body: object) -> dict[str, object]:
-    """Send one request by hand."""
-    headers = {**JSON, "X-API-Token": TOKEN}
-    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        found: dict[str, object] = json.loads(answer.read())
-        return found
 
 
 def race(store: Standalone, servers: dict[str, Server], rounds: int, seconds: float) -> list[Result]:
@@ -126,35 +105,9 @@ def race(store: Standalone, servers: dict[str, Server], rounds: int, seconds: fl
     return results
 
 
-async def rate(calls: Sequence[Callable[[], Awaitable[object]]], at_once: int, seconds: float) -> float:
-    """Make calls, so many at once, for so long; give how many a second."""
-    end, done = monotonic() + seconds, 0
-
-    async def work(number: int) -> None:
-        nonlocal done
-        while monotonic() < end:
-            await calls[number % len(calls)]()
-            number += at_once
-            done += 1
-
-    started = monotonic()
-    await asyncio.gather(*(work(number) for number in range(at_once)))
-    return done / (monotonic() - started)
-
-
 async def native(store: Standalone, servers: dict[str, Server], seconds: float) -> Figures:
     """Compare beside the store with etcd's own gRPC: one Python program, 64 calls at once."""
     figures: Figures = {}
-
-    async def race_one(
-        name: str, pid: int, calls: Sequence[Callable[[], Awaitable[object]]], at_once: int = 64
-    ) -> None:
-        before = cpu_seconds(pid)
-        per_second = await rate(calls, at_once, seconds)
-        spent = (cpu_seconds(pid) - before) / (per_second * seconds) * 1e6
-        figures[f"{name}, a second"] = per_second
-        figures[f"{name}, CPU µs of the server each"] = spent
-        progress(f"{name}: {per_second:,.0f}/s, {spent:.1f} µs")
 
     async with open_store(StoreSettings(url=store.url, deadline_ms=20_000)) as connected:
         registry = Registry(connected, RegistrySettings(ttl_seconds=3600))
@@ -164,12 +117,14 @@ async def native(store: Standalone, servers: dict[str, Server], seconds: float) 
             return lambda: registry.beat(thing, Beat(f"i{number}"))
 
         pid = store.node.pid
-        await race_one("heartbeat, headgate beside the store", pid, [beat(number) for number in range(SIZE)])
+        figures |= await speed(
+            "heartbeat, headgate beside the store", pid, [beat(number) for number in range(SIZE)], 64, seconds
+        )
 
         async def discover() -> object:
             return (await registry.look(thing)).instances
 
-        await race_one("discover 1,000, headgate beside the store", pid, [discover], 8)
+        figures |= await speed("discover 1,000, headgate beside the store", pid, [discover], 8, seconds)
     if etcd.NAME not in servers:
         return figures
     server = servers[etcd.NAME]
@@ -184,8 +139,9 @@ async def native(store: Standalone, servers: dict[str, Server], seconds: float) 
 
         return call
 
-    await race_one("heartbeat, etcd over gRPC", server.process.pid, [keep_alive(number) for number in range(64)])
-    await race_one("discover 1,000, etcd over gRPC", server.process.pid, [lambda: client.range("game/g/")], 8)
+    pid = server.process.pid
+    figures |= await speed("heartbeat, etcd over gRPC", pid, [keep_alive(number) for number in range(64)], 64, seconds)
+    figures |= await speed("discover 1,000, etcd over gRPC", pid, [lambda: client.range("game/g/")], 8, seconds)
     for stream in streams:
         stream.cancel()
     await client.close()
@@ -194,94 +150,14 @@ async def native(store: Standalone, servers: dict[str, Server], seconds: float) 
 
 async def watch_latency(servers: dict[str, Server]) -> Figures:
     """Measure from the call that registers to each watcher's callback."""
-    figures: Figures = {}
-    for count in WATCHERS:
-        for name in (OURS, etcd.NAME):
-            if name not in servers:
-                continue
-            times = await (_watch_ours if name == OURS else _watch_etcd)(servers[name], count)
-            times.sort()
-            label = f"register to callback, {count:,} watchers, {name}"
-            figures[f"{label}, p50 ms"] = times[len(times) // 2] * 1000
-            figures[f"{label}, p99 ms"] = times[min(len(times) - 1, int(len(times) * 0.99))] * 1000
-            progress(f"{label}: p50 {times[len(times) // 2] * 1000:.1f} ms")
-    return figures
 
+    def ours(count: int) -> tuple[str, Change]:
+        async def register(number: int) -> None:
+            await asyncio.to_thread(post, servers[OURS], "/sd/v1/instances", record(number, f"watched{count}"))
 
-async def _watch_ours(server: Server, count: int) -> list[float]:
-    times: list[float] = []
-    started = [0.0]
-    ready = asyncio.Semaphore(0)
+        return f"/sd/v1/watch?type=game&group=watched{count}", register
 
-    async def follow() -> None:
-        reader, writer = await asyncio.open_connection(HOST, server.port, limit=1 << 20)
-        query = f"type=game&group=watched{count}"
-        writer.write(f"GET /sd/v1/watch?{query} HTTP/1.1\r\nHost: x\r\nX-API-Token: {TOKEN}\r\n\r\n".encode())
-        try:
-            while True:
-                line = await reader.readline()
-                if line.startswith(b"event: put"):
-                    times.append(perf_counter() - started[0])
-                elif line.startswith(b"event: bookmark"):
-                    ready.release()
-        finally:
-            writer.close()
-
-    async def change(number: int) -> None:
-        await asyncio.to_thread(post, server, "/sd/v1/instances", record(number, f"watched{count}"))
-
-    return await measure_changes(follow, change, ready, times, started, count)
-
-
-async def _watch_etcd(server: Server, count: int) -> list[float]:
-    times: list[float] = []
-    started = [0.0]
-    ready = asyncio.Semaphore(0)
-    client = Etcd(server.port)
-
-    async def follow() -> None:
-        first = True
-        async for _ in client.watch(f"watched{count}/"):
-            if first:
-                ready.release()
-                first = False
-            else:
-                times.append(perf_counter() - started[0])
-
-    async def change(number: int) -> None:
-        body = {"key": etcd.text(f"watched{count}/i{number}"), "value": etcd.text(json.dumps(record(number)))}
-        await asyncio.to_thread(post, server, "/v3/kv/put", body)
-
-    try:
-        return await measure_changes(follow, change, ready, times, started, count)
-    finally:
-        await client.close()
-
-
-async def measure_changes(
-    follow: Callable[[], Awaitable[None]],
-    change: Callable[[int], Awaitable[None]],
-    ready: asyncio.Semaphore,
-    times: list[float],
-    started: list[float],
-    count: int,
-) -> list[float]:
-    tasks = [asyncio.ensure_future(follow()) for _ in range(count)]
-    for _ in range(count):
-        await ready.acquire()
-    await asyncio.sleep(0.5)
-    for number in range(CHANGES):
-        seen = len(times)
-        started[0] = perf_counter()
-        await change(number)
-        end = monotonic() + 5
-        while len(times) < seen + count and monotonic() < end:  # a count that many tasks raise
-            await asyncio.sleep(0.002)
-        await asyncio.sleep(0.02)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return times
+    return await pushes("register", servers, ours, lambda number: json.dumps(record(number)))
 
 
 async def removal(store: Standalone) -> Figures:
@@ -329,7 +205,7 @@ async def removal(store: Standalone) -> Figures:
 
 
 async def growth(store: Standalone, most: int, seconds: float) -> Figures:
-    """Show what a heartbeat costs the store with more and more instances, in groups of a thousand."""
+    """Show what each call costs the store with more and more instances, in groups of a thousand."""
     figures: Figures = {}
     async with open_store(StoreSettings(url=store.url, prefix="grow", deadline_ms=20_000)) as connected:
         registry = Registry(connected, RegistrySettings(ttl_seconds=3600))
@@ -343,14 +219,18 @@ async def growth(store: Standalone, most: int, seconds: float) -> Figures:
                 living += 500
             things = [registry.service("default", "grow", f"g{number}") for number in range(size // 1000)]
             names = [(things[n // 1000], f"i{n}") for n in range(0, size, max(1, size // 5000))]
-            calls = [lambda each=each: registry.beat(each[0], Beat(each[1])) for each in names]
-            before = cpu_seconds(store.node.pid)
-            per_second = await rate(calls, 256, seconds)
-            figures[f"heartbeats a second with {size:,} instances"] = per_second
-            figures[f"CPU µs of the store each, {size:,} instances"] = (
-                (cpu_seconds(store.node.pid) - before) / (per_second * seconds) * 1e6
-            )
-            progress(f"{size:,} instances: {per_second:,.0f} heartbeats a second")
+            words = f"with {size:,} instances"
+            beats = [lambda each=each: registry.beat(each[0], Beat(each[1])) for each in names]
+            figures |= await speed(f"heartbeat {words}", store.node.pid, beats, 256, seconds)
+            again = [
+                lambda n=n: registry.register(
+                    "default", Record(type="grow", group=f"g{n // 1000}", instance_id=f"i{n}")
+                )
+                for n in range(0, size, max(1, size // 5000))
+            ]
+            figures |= await speed(f"register {words}", store.node.pid, again, 64, seconds)
+            finds = [lambda thing=thing: registry.look(thing) for thing in things]
+            figures |= await speed(f"discover 1,000 {words}", store.node.pid, finds, 8, seconds)
             size *= 10
     return figures
 
