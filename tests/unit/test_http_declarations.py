@@ -16,15 +16,21 @@ class Line:
     """A client's connection: it says nothing until it hangs up."""
 
     def __init__(self) -> None:
-        self.hung_up = asyncio.Event()
+        self._watching: list[asyncio.Future[None]] = []
 
     async def receive(self) -> Message:
-        await self.hung_up.wait()
-        return {"type": "http.disconnect"}
+        raise AssertionError("nobody asked for the body")
+
+    def watch(self, departure: asyncio.Future[None]) -> None:
+        self._watching.append(departure)
+
+    def hang_up(self) -> None:
+        for departure in self._watching:
+            departure.set_result(None)
 
 
 def call_on(line: Line, stop: Stop) -> Call:
-    return Call({"headers": []}, line.receive, {b"x-a": b"\xe9"}, "1", stop)
+    return Call({"headers": []}, line.receive, {b"x-a": b"\xe9"}, "1", stop, line.watch)
 
 
 async def forever(ended: list[str]) -> None:
@@ -84,7 +90,7 @@ def test_event_cannot_be_broken_out_of(made: bytes, expected: bytes) -> None:
 
 
 def test_headers_are_found_in_any_case() -> None:
-    call = Call({"headers": []}, Line().receive, {b"x-a": b"\xe9"}, "1", Stop())
+    call = call_on(Line(), Stop())
     assert call.header("X-A") == "é"
     assert call.header("x-b") is None
 
@@ -92,7 +98,7 @@ def test_headers_are_found_in_any_case() -> None:
 async def test_attended_work_gives_its_result() -> None:
     call = call_on(Line(), Stop())
     assert await call.attend(asyncio.sleep(0, "done")) == "done"
-    await call.close()
+    call.close()
 
 
 async def test_attended_work_raises_its_own_error() -> None:
@@ -102,13 +108,13 @@ async def test_attended_work_raises_its_own_error() -> None:
     call = call_on(Line(), Stop())
     with pytest.raises(ZeroDivisionError):
         await call.attend(fail())
-    await call.close()
+    call.close()
 
 
 async def test_work_is_cancelled_when_the_client_leaves() -> None:
     line, ended = Line(), list[str]()
     call = call_on(line, Stop())
-    asyncio.get_running_loop().call_later(0.01, line.hung_up.set)
+    asyncio.get_running_loop().call_later(0.01, line.hang_up)
     with pytest.raises(ClientGone):
         await call.attend(forever(ended))
     assert ended == ["ended"]
@@ -125,7 +131,7 @@ async def test_work_is_cancelled_when_the_gateway_stops() -> None:
     assert ended == ["ended"]
     with pytest.raises(Stopping):
         await call_on(Line(), stop).attend(forever(ended))
-    await call.close()
+    call.close()
 
 
 async def test_cancelled_waiting_leaves_nothing_behind() -> None:
@@ -138,6 +144,5 @@ async def test_cancelled_waiting_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended == ["ended"]
-    assert call.listening
-    await call.close()
+    call.close()
     assert asyncio.all_tasks() == before

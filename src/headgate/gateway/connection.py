@@ -28,6 +28,9 @@ STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
 
 
+_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+
+
 class HeadTooLarge(HeadgateError):
     """The request's headers are larger than 64 kB."""
 
@@ -192,14 +195,14 @@ class Connection(asyncio.Protocol):
         names = dict(headers)
         if b"transfer-encoding" in names and (names[b"transfer-encoding"].lower() != b"chunked" or old):
             raise CodingUnsupported
-        if not old and sum(name == b"host" for name, _ in headers) != 1:
+        if not old and (b"host" not in names or (len(names) != len(headers) and _twice(b"host", headers))):
             raise Malformed("A request needs one Host header.")
         path, _, query = url.partition(b"?")
         if path[:1] != b"/":
             path = _origin_form(path)
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "asgi": _ASGI,
             "http_version": version,
             "method": parser.get_method().decode(),
             "scheme": "http",
@@ -212,7 +215,7 @@ class Connection(asyncio.Protocol):
             "server": self._server,
         }
         expects = b"expect" in names and names[b"expect"].lower() == b"100-continue"
-        exchange = Exchange(self, scope, keep_alive=parser.should_keep_alive(), old=old, expects=expects)
+        exchange = Exchange(self, scope, names, keep_alive=parser.should_keep_alive(), old=old, expects=expects)
         self._reading = exchange
         if self._answering is None and not self._queue and not self.full:
             self._answering = exchange
@@ -356,6 +359,10 @@ class Connection(asyncio.Protocol):
             if not future.done():
                 future.set_result(None)
         self._drains.clear()
+
+
+def _twice(name: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+    return sum(each == name for each, _ in headers) > 1
 
 
 def _origin_form(target: bytes) -> bytes:

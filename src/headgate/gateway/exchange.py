@@ -64,11 +64,21 @@ class Exchange:
 
     __slots__ = (
         "_ahead", "_broken", "_chunked", "_chunks", "_connection", "_expects", "_gone", "_headers", "_left", "_status",
-        "_told", "_waiting", "_watchers", "complete", "finished", "keep_alive", "old", "scope", "started", "task",
+        "_told", "_waiting", "_watchers", "complete", "finished", "headers", "keep_alive", "old", "scope", "started", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool, old: bool, expects: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        *,
+        keep_alive: bool,
+        old: bool,
+        expects: bool,
+    ) -> None:
         self.scope = scope
+        self.headers = headers
         self.keep_alive = keep_alive
         self.old = old
         self.complete = False

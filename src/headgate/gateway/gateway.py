@@ -128,7 +128,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Exchange) -> None:
         """Answer one request."""
         started = perf_counter()
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = send.headers
         call = Call(scope, receive, headers, self._request_id(headers.get(b"x-request-id")), self.stop, send.watch)
         _LOGGED_ID.set(call.request_id)
         method: str = scope["method"]
