@@ -12,6 +12,8 @@ import pytest
 
 from headgate.store import Store, StoreSettings, acl, open_store
 from tests.processes import Gateway, GatewayProcess
+from tests.side_by_side import arrange, workers
+from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
 from tests.topology import KINDS, Topology
 
 # What tests send themselves to look behind the door; the product must not need it.
@@ -32,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
+    config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
+
+
+@pytest.hookimpl(optionalhook=True)  # for those who have no xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return workers(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,6 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
+    if hasattr(config, "workerinput"):
+        arrange(items)
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,7 @@ async def test_frozen_past_its_ttl_it_is_removed_once_and_added_once(
 
 
 @pytest.mark.topology("standalone")
+@pytest.mark.alone
 async def test_deaths_are_on_time_beside_two_hundred_thousand_expiring_keys(fresh_server: Start) -> None:
     server = fresh_server()
     assert isinstance(server, Standalone)
@@ -127,6 +128,7 @@ async def test_deaths_are_on_time_beside_two_hundred_thousand_expiring_keys(fres
 
 
 @pytest.mark.topology("standalone")
+@pytest.mark.alone
 async def test_after_a_flush_a_thousand_come_back_and_no_watcher_sees_an_empty_list(
     fresh_server: Start, tmp_path: Path
 ) -> None:

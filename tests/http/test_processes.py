@@ -222,6 +222,7 @@ async def test_worker_that_hangs_is_replaced(sample: SampleProcess, monkeypatch:
         await asyncio.wait_for(running, 10)
 
 
+@pytest.mark.alone
 def test_many_idle_connections_and_streams_leave_room_for_requests(fresh_sample: SampleStarter) -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

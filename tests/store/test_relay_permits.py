@@ -310,6 +310,7 @@ async def _swept(sweep: Sweep, store: Store) -> bool:
     return not await keys_of_users(store, "idle")
 
 
+@pytest.mark.alone
 async def test_ten_thousand_waiters_cost_the_same_as_ten(one: Node) -> None:
     await one.upstreams.put("a", window(1, 3000.0, max_waiting=20_000, deadline_seconds=80_000))
     view = await one.upstreams.get("a")

@@ -1,0 +1,76 @@
+"""How tests run side by side: each worker process has a store and a gateway of its own, and some tests want the machine.
+
+Any test may run in any worker, except that tests which share a fixture of their module stay together. A test marked
+`alone` measures how fast or how many: while it runs, no other does. That is a lock of readers and one writer between the
+workers, with a turnstile before it so that a writer is not passed by readers for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# Tests wait for processes, leases and clocks about as long as they compute.
+WORKERS_PER_CORE = 2
+
+# What takes longest begins first, so that the last minute is not one worker's alone.
+FOLDERS = ("http", "faults", "browser", "proxy", "store", "topology", "unit")
+
+
+def workers(config: pytest.Config) -> int:
+    """Say how many processes this run is worth: one file is run here."""
+    chosen = [argument.partition("::")[0] for argument in config.args]
+    if len(chosen) == 1 and chosen[0].endswith(".py"):
+        return 0
+    return WORKERS_PER_CORE * (os.cpu_count() or 1)
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Put slow folders first, and keep tests together that share a fixture of their module."""
+    items.sort(key=lambda item: _turn(item.path))
+    for item in items:
+        if _shares_with_its_module(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@contextmanager
+def room(item: pytest.Item) -> Iterator[None]:
+    """Wait until this test may run, beside others or alone."""
+    directory = _directory(item.config)
+    if directory is None:
+        yield
+        return
+    with (directory / "turnstile").open("w") as turnstile, (directory / "room").open("w") as inside:
+        fcntl.flock(turnstile, fcntl.LOCK_EX)
+        alone = item.get_closest_marker("alone") is not None
+        fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.flock(turnstile, fcntl.LOCK_UN)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with room(item):
+        return (yield)
+
+
+def _directory(config: pytest.Config) -> Path | None:
+    """Give the directory that only the workers of this run have in common; None where there are no workers."""
+    return Path(config.option.basetemp).parent if hasattr(config, "workerinput") else None
+
+
+def _turn(path: Path) -> int:
+    folder = path.parent.name
+    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+
+def _shares_with_its_module(item: pytest.Item) -> bool:
+    known = getattr(item, "_fixtureinfo", None)  # where pytest keeps what a test asks for, directly and not
+    definitions = known.name2fixturedefs.values() if known else ()
+    return any(one.scope == "module" for several in definitions for one in several)
