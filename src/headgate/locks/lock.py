@@ -45,6 +45,7 @@ SHOW = script(__package__, "show")
 AWAY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
 ACK_SHARE: Final = 0.3
+NONCE_LETTERS: Final = 9
 MOST_NOTED: Final = 100_000
 
 log = structlog.get_logger()
@@ -209,13 +210,13 @@ class Locks(LockSource):
     async def release(self, grant: Grant) -> None:
         """Give a lock back."""
         want = grant.want
-        await self._release(want, grant.holder, grant.holder)
+        await self._release(want, grant.holder, grant.holder[:NONCE_LETTERS])
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
         """Give a lock back in a holder's name; raises NotHolder."""
         want = Want(namespace, name, LONGEST_TTL)
         try:
-            await self._release(want, checked_holder(holder), new_ulid())
+            await self._release(want, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
         except (NotHolder, InvalidRequest):
             raise
         except BaseException:

@@ -10,11 +10,10 @@
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
 --@include clock
 --@include lease
---@include line
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7] ~= '0', ARGV[8], ARGV[9], ARGV[10] == '1'
-local terms = ARGV[7] == '2' and terms_of(ttl_ms, delay_ms, label) or ''
+local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
+local joins, handed = join ~= '0', join == '2'
 local MOST_PASSED = 1000
 
 local lock = open_lock(meta, context)
@@ -25,12 +24,19 @@ if lock.held and lock.holder == holder then
 end
 
 local waiting = redis.call('ZCARD', line)
+if waiting == 0 and not lock.holder and lock.now >= lock.opens and not announce then
+  return {1, give_lock(lock, holder, ttl_ms, delay_ms, label), now}
+end
+
+-- Functions are made anew in each call and cost more than what they do: those of the line come after the short way out.
+--@include line
 local place = waiting > 0 and redis.call('ZSCORE', line, holder)
 place = place and text_of(tonumber(place))
 local newcomer = not place and former == '0'
-local passed_over = (join and not place and not newcomer) and 1 or 0
-if join and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
+local passed_over = (joins and not place and not newcomer) and 1 or 0
+if joins and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
+  local terms = handed and terms_of(ttl_ms, delay_ms, label) or ''
   join_line(line, waiters, owners, holder, place, owner, terms)
   waiting = waiting + 1
 end

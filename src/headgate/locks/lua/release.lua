@@ -10,14 +10,24 @@
 --- AGAIN    same answer: the nonces of the last releases are remembered
 --@include clock
 --@include lease
---@include line
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
-local REMEMBERED_BYTES = 400
+local REMEMBERED_BYTES = 150
 
 local lock = open_lock(meta, context)
-if lock.held and lock.holder == holder then
-  local released = nonce .. ' ' .. string.sub(redis.call('HGET', meta, 'released') or '', 1, REMEMBERED_BYTES)
+local mine = lock.held and lock.holder == holder
+local released = nonce
+if mine then
+  released = nonce .. ' ' .. string.sub(redis.call('HGET', meta, 'released') or '', 1, REMEMBERED_BYTES)
+  if not announce and redis.call('ZCARD', line) == 0 then
+    close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
+    return {1}
+  end
+end
+
+-- Functions are made anew in each call and cost more than what they do: those of the line come after the short way out.
+--@include line
+if mine then
   local heir, place = unpack(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES'))
   local ttl_ms, delay_ms, label
   if heir and nonce ~= '' then
@@ -25,9 +35,7 @@ if lock.held and lock.holder == holder then
   end
   if not ttl_ms then
     close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
-    if heir or announce then
-      call_head(lock, line, events, announce)
-    end
+    call_head(lock, line, events, announce)
     return {1}
   end
   leave_line(line, waiters, owners, heir)
