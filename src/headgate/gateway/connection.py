@@ -1,7 +1,7 @@
 """HTTP/1.1 on the event loop: one connection, its requests one after the other.
 
 Why not a server that is there already: granian reads on threads of its own, and handing each request over to the event loop
-and back costs more than our whole dispatch (decision 0021). Here the parser (httptools, which is llhttp in strict mode)
+and back costs more than our whole dispatch (decision 0006). Here the parser (httptools, which is llhttp in strict mode)
 runs where the bytes arrive, and the answer goes out in one write. What could be read in two ways is refused: two lengths, a
 length beside chunks, folded headers, bare line feeds, a coding that we do not undo.
 """
