@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -18,7 +17,7 @@ from headgate.arena.settings import ArenaSettings
 from headgate.cli.flags import Leash
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
-from headgate.cli.presence import announce, live_settings, process_record
+from headgate.cli.presence import live_settings, process_record
 from headgate.cli.process import begin, listen_operations, store_trouble
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.config.dynamic import DEFINITIONS
@@ -32,10 +31,8 @@ from headgate.kit.logs import LogSettings
 from headgate.kit.operations import Ready
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
-from headgate.registry.health import prober_for
-from headgate.registry.instances import Registry
-from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
+from headgate.sdk.registration import SeatRegistration
 from headgate.sdk.seats import Offer
 from headgate.store import Store, StoreSettings
 from headgate.waiting_room import PolicyChange, WaitingRoom
@@ -143,6 +140,8 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
             address=settings.address or f"ws://{settings.host}:{port}/gameserver",
             queue=settings.queue,
         )
+        record = msgspec.structs.replace(process_record("arena", settings.host, port), protocol="tcp")
+        offer.registration = SeatRegistration(hg.registry, record)
         async with listen_operations(configuration, why_not) as ops_port:
             log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
             if not await _queue_exists(hg, settings.queue, life):
@@ -155,13 +154,9 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
 
 
 def _jobs(store: Store, configuration: Configuration) -> list[Job]:
-    """Give what every process of ours does beside its work; through a gateway an arena is a guest and does none of it."""
-    settings = configuration[ArenaSettings]
-    record = msgspec.structs.replace(process_record("arena", settings.host, settings.port), protocol="tcp")
-    registry = Registry(store, configuration[RegistrySettings])
+    """Give what this process does beside its work; through a gateway an arena is a guest and does none of it."""
     config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
     return [
-        Job("presence", partial(announce, registry, prober_for(store, registry.settings), record)),
         Job("live settings", live_settings(config, usual=configuration[LogSettings].level).run),
     ]
 

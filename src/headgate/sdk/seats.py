@@ -2,6 +2,9 @@
 
 The store trusts a report only as far as its `asOf`. A redeem whose answer is still on its way must not be reported as
 absent, so while redeems are under way, `asOf` stays at what was known when the oldest of them began.
+
+A server that is registered too has one heartbeat for both: its registration is renewed by the beat that renews its seats, after
+them, so that nobody is registered who has no seats.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -25,6 +28,16 @@ REPORT_EVERY = 10
 RETRY_SECONDS = 0.5
 
 log = structlog.get_logger()
+
+
+class Registration(Protocol):
+    """What is told to others from the same heartbeat."""
+
+    async def beat(self, offer: Offer) -> bool:
+        """Renew it; False: it is not wanted any more."""
+
+    async def leave(self, offer: Offer) -> None:
+        """End it."""
 
 
 class Offer:
@@ -48,6 +61,7 @@ class Offer:
         self.instance_id = instance_id or new_ulid()
         self.sessions: set[str] = set(sessions)
         self.draining = asyncio.Event()
+        self.registration: Registration | None = None
         self._line = line
         self._latest = 0
         self._under_way: dict[object, int] = {}
@@ -69,6 +83,8 @@ class Offer:
             with suppress(asyncio.CancelledError):
                 await self._beating
         try:
+            if self.registration is not None:
+                await self.registration.leave(self)
             await self._line.remove_server(self.queue, self.instance_id, drain=False)
         except HeadgateError as problem:
             log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
@@ -102,12 +118,20 @@ class Offer:
         """Take nobody new: tickets already given are honoured and sessions stay."""
         self.draining.set()
         await self._line.remove_server(self.queue, self.instance_id, drain=True)
+        if self.registration is not None:
+            await self.registration.beat(self)
 
     def beat_soon(self) -> None:
         """Send the next heartbeat now, for a capacity that changed."""
         self._due.set()
 
     async def beat(self) -> None:
+        """Renew the lease of the seats, and with it the registration; who is evicted there offers no more seats."""
+        await self._beat_seats()
+        if self.registration is not None and not await self.registration.beat(self) and not self.draining.is_set():
+            await self.drain()
+
+    async def _beat_seats(self) -> None:
         """Renew the lease; every so often, and whenever the store asks, say who is inside."""
         reporting = self._report_in <= 0
         as_of = min(self._under_way.values(), default=self._latest)
@@ -128,7 +152,7 @@ class Offer:
         if beat.report:
             self._report_in = 0
             if not reporting:
-                await self.beat()
+                await self._beat_seats()
         if beat.drain:
             self.draining.set()
 

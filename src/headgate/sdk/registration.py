@@ -1,0 +1,52 @@
+"""A server's registration that rides on the heartbeat of its seats: one loop, one period, one fate."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from headgate.registry.model import Evicted, Record, UnknownInstance
+from headgate.sdk.registry import Registry
+from headgate.sdk.seats import Offer
+from headgate.waiting_room.model import LEASE_MS
+
+log = structlog.get_logger()
+
+
+class SeatRegistration:
+    """Registers the server that offers seats, under the same id and with the same lease, from what the offer says."""
+
+    def __init__(self, registry: Registry, record: Record) -> None:
+        self._registry = registry
+        self._record = record
+        self._registered = False
+
+    async def beat(self, offer: Offer) -> bool:
+        """Renew the registration, or register again if nobody knows of it; False: an operator has evicted it."""
+        metrics = {"seats": offer.capacity, "sessions": len(offer.sessions)}
+        healthy = not offer.draining.is_set()
+        try:
+            if self._registered:
+                try:
+                    await self._registry.heartbeat(offer.instance_id, metrics=metrics, healthy=healthy)
+                    return True
+                except UnknownInstance:
+                    log.info("registering again", instance=offer.instance_id, type=self._record.type)
+            record = msgspec.structs.replace(
+                self._record,
+                instance_id=offer.instance_id,
+                metadata={**self._record.metadata, "queue": offer.queue, "address": offer.address},
+                metrics=metrics,
+                healthy=healthy,
+                ttl_seconds=LEASE_MS / 1000,
+            )
+            await self._registry.register(record)
+        except Evicted as error:
+            log.warning("evicted", instance=offer.instance_id, detail=error.detail)
+            return False
+        self._registered = True
+        return True
+
+    async def leave(self, offer: Offer) -> None:
+        """Take the registration out."""
+        await self._registry.remove(offer.instance_id, self._record.type, self._record.group)
