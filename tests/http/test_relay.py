@@ -53,6 +53,21 @@ async def test_request_goes_through_and_is_told_what_waiting_cost(client: httpx2
         assert upstream.bodies == [b"hello"]
 
 
+async def test_answered_requests_leave_nothing_in_the_log(
+    relay: RelayProcess, client: httpx2.AsyncClient, name: str
+) -> None:
+    """Neither one answered in a moment, nor one with a body, nor one whose client leaves with the last byte."""
+    async with StrictUpstream(lambda: SlidingLog(500, 1.0)).open() as upstream:
+        await put(client, name, upstream.url, {"count": 500, "seconds": 1})
+        before = len(relay.log)
+        for _ in range(20):
+            await client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1"})
+            await client.post(f"/relay/{name}/x", headers={"X-User-Id": "u1"}, content=b"b" * 100_000)
+            async with httpx2.AsyncClient(base_url=relay.url, headers=client.headers) as leaving:
+                await leaving.get(f"/relay/{name}/x", headers={"X-User-Id": "u1", "Connection": "close"})
+        assert "failed" not in relay.log[before:]
+
+
 async def test_flood_is_accepted_and_never_trips_the_limit(client: httpx2.AsyncClient, name: str) -> None:
     delays = Delays(0.01, tail=0.3)
     async with StrictUpstream(lambda: SlidingLog(5, 1.0, strict=True), delays).open() as upstream:

@@ -29,7 +29,9 @@ OURS: Final = frozenset(
 )
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 LONGEST_PAUSE: Final = 21_600.0
+_UNWRITABLE = re.compile(rb"[\r\n\0]")
 _TARGET = re.compile(rb"[!-~]*")
+_DOTS = re.compile(rb"(?:^|[/\\])\.\.?(?:[/\\]|$)")
 _SECRET = re.compile(r"\{secret:([A-Za-z0-9_.-]+)\}")
 _RESET = re.compile(r";\s*t=(\d+)")
 
@@ -55,8 +57,8 @@ def refuse_ambiguous(headers: Headers) -> None:
             struck = {option.strip().lower() for option in value.split(b",") if option.strip()}
             if not struck <= CONNECTION_OPTIONS:
                 raise Malformed("Connection may not strike out other headers.")
-        if any(sign in value for sign in (b"\r", b"\n", b"\0")):
-            raise Malformed("A header has a sign that headers may not have.")
+    if _UNWRITABLE.search(b"".join([value for _, value in headers])):
+        raise Malformed("A header has a sign that headers may not have.")
 
 
 def user_of(headers: Headers, policy: Upstream) -> str:
@@ -87,8 +89,8 @@ def target_of(policy: Upstream, path: bytes, query: bytes) -> bytes:
     """Write the request target below the upstream's base; nothing in the path can lead anywhere else."""
     if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(query) or b"#" in path + query or b"\\" in path:
         raise Malformed("The path has signs that must be percent-encoded.")
-    plain = unquote_to_bytes(unquote_to_bytes(path))
-    if any(segment in (b".", b"..") for segment in re.split(rb"[/\\]", plain)) or path.startswith(b"//"):
+    plain = unquote_to_bytes(unquote_to_bytes(path)) if b"%" in path else path
+    if _DOTS.search(plain) or path.startswith(b"//"):
         raise Malformed("The path must not have empty first segments or dots for folders.")
     base = urlsplit(policy.base_url).path.rstrip("/").encode()
     return (base + path or b"/") + (b"?" + query if query else b"")
@@ -142,10 +144,10 @@ def pause_of(headers: Headers, default: float) -> float:
 
 def wants_job(headers: Headers) -> bool:
     """Tell whether the client asks to be answered later."""
+    preferences = [value for name, value in headers if name == b"prefer"]
     return any(
         option.split(b";")[0].strip().lower() == b"respond-async"
-        for name, value in headers
-        if name == b"prefer"
+        for value in preferences
         for option in value.split(b",")
     )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import cast
 
-from headgate.kit.http import Call, ClientGone, Receive, Stopping, cancelled
+from headgate.kit.http import Call, ClientGone, Message, Receive, Send, Stopping, cancelled
 from headgate.relay.headers import Headers
 
 
@@ -143,6 +143,16 @@ class Attendance:
         call.departure().add_done_callback(self._departed)
         if body.length is None or body.length > 0:
             self._listen()
+
+    def until_last(self, send: Send) -> Send:
+        """Give a `send` that ends the attendance before the last word goes out: who leaves after that misses nothing."""
+
+        def sending(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._over = True
+            return send(message)
+
+        return sending
 
     def explain(self) -> None:
         """Raise the reason if it was we who cancelled."""

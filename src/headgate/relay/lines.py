@@ -19,7 +19,7 @@ EARLY_SECONDS: Final = 0.001
 class Waiter:
     """One request in line."""
 
-    __slots__ = ("_called", "_event", "_line", "_loop", "_timer", "fallback", "id", "place")
+    __slots__ = ("_called", "_due", "_line", "_loop", "_sleeper", "_timer", "fallback", "id", "place")
 
     def __init__(self, id: str, line: Line) -> None:
         self.id = id
@@ -27,13 +27,14 @@ class Waiter:
         self.fallback = 0.0
         self._line = line
         self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
+        self._due = False
+        self._sleeper: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._called: float | None = None
 
     def asks(self) -> None:
         """Forget earlier hints: what comes from now on is newer than the answer."""
-        self._event.clear()
+        self._due = False
         self._called = None
 
     def call(self, at: float) -> None:
@@ -53,12 +54,15 @@ class Waiter:
             self._arm(self._called)
         else:
             self.keep_watch()
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._event.wait()
-        except TimeoutError:
+        if self._due:
             return
+        self._sleeper = self._loop.create_future()
+        limit = self._loop.call_at(deadline, self._rise)
+        try:
+            await self._sleeper
         finally:
+            self._sleeper = None
+            limit.cancel()
             self._disarm()
 
     def keep_watch(self) -> None:
@@ -70,9 +74,14 @@ class Waiter:
         self._disarm()
         at += EARLY_SECONDS
         if at <= self._loop.time():
-            self._event.set()
+            self._rise()
         else:
-            self._timer = self._loop.call_at(at, self._event.set)
+            self._timer = self._loop.call_at(at, self._rise)
+
+    def _rise(self) -> None:
+        self._due = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
 
     def _disarm(self) -> None:
         if self._timer is not None:

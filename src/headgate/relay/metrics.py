@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import Counter, Gauge
 
 from headgate.kit.metrics import counter, gauge, histogram
+
+TELL_SECONDS: Final = 0.2
 
 WAITING = gauge("headgate_relay_waiting", "requests that wait for a permit", ("upstream",))
 IN_FLIGHT = gauge("headgate_relay_in_flight", "requests sent and not answered yet", ("upstream",))
@@ -39,38 +45,84 @@ JOBS = counter("headgate_relay_jobs_total", "jobs that ended, by state", ("upstr
 STORE_CALLS = counter("headgate_relay_store_calls_total", "script calls made for permits", ("upstream", "script"))
 
 
+class Later:
+    """A count or gauge that is told a few times a second: a metric that processes share costs more than an addition."""
+
+    __slots__ = ("_metric", "_soon", "_sum")
+
+    def __init__(self, metric: Counter | Gauge, soon: Callable[[], None]) -> None:
+        self._metric = metric
+        self._soon = soon
+        self._sum = 0
+
+    def inc(self) -> None:
+        """Add one."""
+        self._sum += 1
+        self._soon()
+
+    def dec(self) -> None:
+        """Take one away; for gauges."""
+        self._sum -= 1
+        self._soon()
+
+    def tell(self) -> None:
+        """Bring the metric up to date."""
+        if self._sum:
+            self._metric.inc(self._sum)
+            self._sum = 0
+
+
 class Meters:
     """One upstream's metrics, looked up once: a label costs more to find than a number to add."""
 
     __slots__ = (
-        "_answers", "_calls", "in_flight", "largest_window", "late_permits", "refusals", "sends", "upstream",
-        "upstream_seconds", "utilisation", "wait_seconds", "waiting",
+        "_answers", "_armed", "_calls", "_later", "_loop", "in_flight", "largest_window", "late_permits", "refusals",
+        "sends", "upstream", "upstream_seconds", "utilisation", "wait_seconds", "waiting",
     )  # fmt: skip
 
     def __init__(self, upstream: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._armed = False
+        self._later: list[Later] = []
         self.upstream = upstream
         self.waiting = WAITING.labels(upstream)
-        self.in_flight = IN_FLIGHT.labels(upstream)
-        self.sends = SENDS.labels(upstream)
+        self.in_flight = self._make(IN_FLIGHT.labels(upstream))
+        self.sends = self._make(SENDS.labels(upstream))
         self.refusals = REFUSALS.labels(upstream)
         self.wait_seconds = WAIT_SECONDS.labels(upstream)
         self.upstream_seconds = UPSTREAM_SECONDS.labels(upstream)
         self.largest_window = LARGEST_WINDOW.labels(upstream)
         self.utilisation = UTILISATION.labels(upstream)
         self.late_permits = LATE_PERMITS.labels(upstream)
-        self._answers: dict[str, Counter] = {}
-        self._calls: dict[str, Counter] = {}
+        self._answers: dict[str, Later] = {}
+        self._calls: dict[str, Later] = {}
 
     def answer(self, outcome: str) -> None:
         """Count how a request ended."""
         found = self._answers.get(outcome)
         if found is None:
-            found = self._answers[outcome] = ANSWERS.labels(self.upstream, outcome)
+            found = self._answers[outcome] = self._make(ANSWERS.labels(self.upstream, outcome))
         found.inc()
 
     def call(self, script: str) -> None:
         """Count a script call."""
         found = self._calls.get(script)
         if found is None:
-            found = self._calls[script] = STORE_CALLS.labels(self.upstream, script)
+            found = self._calls[script] = self._make(STORE_CALLS.labels(self.upstream, script))
         found.inc()
+
+    def tell(self) -> None:
+        """Bring all metrics up to date."""
+        self._armed = False
+        for one in self._later:
+            one.tell()
+
+    def _make(self, metric: Counter | Gauge) -> Later:
+        made = Later(metric, self._soon)
+        self._later.append(made)
+        return made
+
+    def _soon(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._loop.call_later(TELL_SECONDS, self.tell)

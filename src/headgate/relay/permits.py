@@ -127,6 +127,8 @@ class Permits:
         if self._beat is not None:
             self._beat.cancel()
         self._listening.close()
+        for site in self._sites.values():
+            site.meters.tell()
 
     def thing(self, name: str) -> Thing:
         """Name an upstream's thing."""
@@ -142,7 +144,7 @@ class Permits:
         position = -1
         with site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
-            site.meters.waiting.inc()
+            waits = False
             try:
                 while True:
                     asked = self._loop.time()
@@ -170,6 +172,9 @@ class Permits:
                             f"{position} requests of this user are waiting already.", retry_after=max(1, ms // 1000)
                         )
                     site.heard = max(site.heard, asked)
+                    if not waits:
+                        waits = True
+                        site.meters.waiting.inc()
                     await waiter.turn(waiter.place, ms / 1000, exact=exact, deadline=deadline)
                     if self._loop.time() >= deadline:
                         raise DeadlineExceeded("Its turn did not come before your deadline.")
@@ -177,7 +182,8 @@ class Permits:
                 self._start(self._cancel(site, policy, user, waiter.id))
                 raise
             finally:
-                site.meters.waiting.dec()
+                if waits:
+                    site.meters.waiting.dec()
 
     async def _ask(
         self, site: _Site, policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
@@ -334,7 +340,7 @@ class _Site:
     """What this process has at one upstream."""
 
     __slots__ = ("_hurry", "epoch", "heard", "held", "largest", "lines", "meters", "name", "thing", "unreported",
-                 "version")  # fmt: skip
+                 "utilisation", "version")  # fmt: skip
 
     def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
         self._hurry = hurry
@@ -347,6 +353,7 @@ class _Site:
         self.epoch = b""
         self.version = b""
         self.largest = 0
+        self.utilisation = -1.0
         self.unreported = False
 
     def busy(self) -> bool:
@@ -381,7 +388,10 @@ def _note_grant(site: _Site, waited: float, room: int, used: int) -> None:
     if used > site.largest:
         site.largest = used
         site.meters.largest_window.set(used)
-    site.meters.utilisation.set(used / (used + room))
+    utilisation = round(used / (used + room), 3)
+    if utilisation != site.utilisation:
+        site.utilisation = utilisation
+        site.meters.utilisation.set(utilisation)
 
 
 def _int(reply: Reply) -> int:

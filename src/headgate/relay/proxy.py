@@ -7,9 +7,8 @@ finishes what it has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from math import ceil
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import msgspec
@@ -68,17 +67,14 @@ class Proxy:
         body = Incoming(receive, headers, self._settings.buffer_bytes)
         headers = [*_named(headers, call), (b"x-request-id", call.request_id.encode())]
         request = Request(scope["method"], target, headers, body, user, units)
-        if wants_job(scope["headers"]):
-            work = self._accept(view, request, path, scope["query_string"], wait_ms, send)
-        else:
-            work = self._relay(view, request, wait_ms, send)
-        await self._attend(call, body, work)
-
-    async def _attend(self, call: Call, body: Incoming, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work until it is done, the client has left, or a stopping relay has waited long enough."""
         attendance = Attendance(call, body, self._settings.drain_seconds)
+        # With the last word the client need not stay: it is not cancelled for leaving then.
+        send = attendance.until_last(send)
         try:
-            await work
+            if wants_job(headers):
+                await self._accept(view, request, path, scope["query_string"], wait_ms, send)
+            else:
+                await self._relay(view, request, wait_ms, send)
         except asyncio.CancelledError:
             attendance.explain()
             raise

@@ -44,29 +44,25 @@ class Header(msgspec.Struct, frozen=True):
 class Script:
     """One atomic operation; its source is complete, with what it includes."""
 
-    __slots__ = ("_parts", "_pieces", "header", "name", "needs_names", "path", "sha", "source")
+    __slots__ = ("_parts", "_places", "_template", "header", "name", "path", "sha", "source")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.stem
         self.header = read_header(path)
         self._parts = _expand(path)
-        self.needs_names = any("<" in key for key in self.header.keys)
-        # Texts and places by turns: what stands at an odd index is the name of what is filled in.
-        self._pieces = [_PLACE.split(key) for key in self.header.keys]
+        # All keys as one text, filled in at once; the signs between and before them are in no key.
+        self._template = "\n".join(f"\r{key}" for key in self.header.keys)
+        self._places = sorted(set(_PLACE.findall(self._template)))
         self.source = self.render({})
         self.sha = sha_of(self.source)
 
     def keys(self, thing: Thing, names: Mapping[str, str]) -> list[str]:
         """Build the keys this script takes, for one thing."""
-        base = thing.base
-        if not self.needs_names:
-            return [base + key for key in self.header.keys]
-        filled = {name: part_of_key(value) for name, value in names.items()}
-        return [
-            base + "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))
-            for pieces in self._pieces
-        ]
+        text = self._template
+        for place in self._places:
+            text = text.replace(f"<{place}>", part_of_key(names[place]))
+        return text.replace("\r", thing.base).split("\n") if text else []
 
     def check_arguments(self, given: int) -> None:
         """Refuse a call that does not fit the header: a mistake in our own code."""
