@@ -103,6 +103,7 @@ app.command("headgate.cli.chat:chat", name="chat", help="Stand in line, enter th
 app.command(
     "headgate.cli.load:load", name="load", help="Send a simulated crowd through a queue and draw what happened."
 )
+app.command("headgate.cli.top:top", name="top", help="Watch queues, servers, services, upstreams and locks live.")
 app.command("headgate.cli.doctor:doctor", name="doctor", help="Check the store, and say what to do about each finding.")
 app.command("headgate.cli.show_settings:settings", name="settings", help="Show every setting in force and its origin.")
 app.command("headgate.cli.version:version", name="version", help="Say which version this is.")

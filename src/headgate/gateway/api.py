@@ -83,7 +83,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
     """Give the gateway's own operations."""
 
     async def system(_call: Call) -> SystemFacts:
-        return SystemFacts(headgate.__version__, settings.workers, await _store_facts(store))
+        return SystemFacts(headgate.__version__, settings.workers, await store_facts(store))
 
     async def list_tokens(_call: Call) -> TokenList:
         return TokenList([_facts(token) for token in await tokens.list()])
@@ -178,7 +178,8 @@ def documents(openapi: bytes) -> list[Operation]:
     ]
 
 
-async def _store_facts(store: Store) -> StoreFacts:
+async def store_facts(store: Store) -> StoreFacts:
+    """Ask the store how it is; one that does not answer is a fact too."""
     kind = store.address.kind.value
     started = monotonic()
     try:
