@@ -33,13 +33,15 @@ LINE: Final = 100_000
 ASKED: Final = 5_000
 STEPS: Final = 30
 AT_ONCE: Final = 2_000
+ARENAS: Final = 4
+SEATS: Final = 3_000
 # Counted as always, never reached: all the load comes from one address.
 LIMITS: Final = json.dumps(
     {name: dict.fromkeys(("per_second", "burst", "user_per_second", "user_burst"), 1e9) for name in ("entry", "status")}
 )
 
 
-def ours(store: Standalone, process: str, *arguments: str) -> Contestant:
+def ours(store: Standalone, process: str, *arguments: str, name: str = OURS) -> Contestant:
     """Name one of our processes as a contestant."""
     environment = {
         "HEADGATE_STORE": store.url,
@@ -48,7 +50,7 @@ def ours(store: Standalone, process: str, *arguments: str) -> Contestant:
         "HEADGATE_OPS_PORT": "0",
         "HEADGATE_LOG_LEVEL": "warning",
     }
-    return Contestant(OURS, [sys.executable, "-m", "headgate", "serve", process, *arguments], environment)
+    return Contestant(name, [sys.executable, "-m", "headgate", "serve", process, *arguments], environment)
 
 
 def contestants(store: Standalone) -> list[Contestant]:
@@ -174,33 +176,46 @@ async def _prepare(store: Standalone) -> None:
 
 
 def crowd(players: int) -> Mapping[str, float | str]:
-    """Send simulated players through one gateway, one worker and one arena."""
+    """Send simulated players through one gateway and one worker into a few arenas."""
     with bench_store() as store, tempfile.TemporaryDirectory(prefix="headgate-crowd-") as folder:
         asyncio.run(_prepare(store))
         gateway = ours(store, "gateway", "--port", "{port}")
-        arena = ours(store, "arena", "--port", "{port}", "--capacity", "3000")
+        seats = ("--capacity", str(SEATS // ARENAS))
+        arenas = [ours(store, "arena", "--port", "{port}", *seats, name=f"arena {n}") for n in range(ARENAS)]
         worker = subprocess.Popen(
             ours(store, "worker").command,
             env={**os.environ, **ours(store, "worker").environment},
             stdin=subprocess.DEVNULL,
         )
         try:
-            with running([gateway]) as gateways, running([arena]):
-                command = [sys.executable, "-m", "headgate", "load", "--players", str(players), "--json", "--stay", "1"]
-                command += ["--over", str(max(10, players // 1500)), "--curve", "opening", "--limit", "3000"]
+            with running([gateway]) as gateways, running(arenas):
+                command = [
+                    sys.executable,
+                    "-m",
+                    "headgate",
+                    "load",
+                    "--players",
+                    str(players),
+                    "--json",
+                    "--stay",
+                    "0.5",
+                ]
+                command += ["--over", str(max(10, players // 1500)), "--curve", "opening", "--limit", "1500"]
                 command += ["--url", gateways[OURS].url, "--report", str(Path(folder) / "crowd.html")]
                 environment = {**os.environ, "HEADGATE_TOKEN": TOKEN}
-                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=3200)
+                done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=1800)
                 cpu = cpu_seconds(gateways[OURS].process.pid)
         finally:
             worker.terminate()
             worker.wait(10)
     figures = json.loads(done.stdout)
+    within = figures["eta_within_range"]
     return {
-        f"{players:,} players through one gateway, one worker, one arena": (
+        f"{players:,} players through one gateway, one worker, {ARENAS} arenas": (
             f"{figures['entered']:,} entered, {figures['abandoned']:,} wandered off, {figures['lost']:,} lost, "
             f"promises broken: {sum(figures['broken'].values())}, in {figures['seconds']:,.0f} s; wait p50 {figures['wait_p50']} s, "
-            f"p99 {figures['wait_p99']} s; {figures['requests']:,} requests, gateway CPU {cpu:,.0f} s; told: {figures['refusals'] or 'nothing'}"
+            f"p99 {figures['wait_p99']} s, within the first range told: {'none told' if within is None else f'{within:.0%}'}; "
+            f"{figures['requests']:,} requests, gateway CPU {cpu:,.0f} s; told: {figures['refusals'] or 'nothing'}"
         )
     }
 

@@ -41,7 +41,8 @@ class Memory:
             known = self._queues[thing] = Remembered()
         if generation > known.generation:
             known.generation = generation
-        known.serving = max(known.serving, serving)
+        if serving > known.serving:
+            known.serving = serving
         return known
 
     def forget(self, thing: Thing) -> None:

@@ -29,6 +29,7 @@ MARKS: Final = 64
 ATTEMPTS: Final = 5
 MOST_RECORDS: Final = 1000
 MOST_METERED: Final = 500
+MOST_NAMED: Final = 4_096
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -88,10 +89,17 @@ class Queues:
         self._memory = memory
         self._listening = ExitStack()
         self._heard: set[Thing] = set()
+        self._named: dict[tuple[str, str], Thing] = {}
 
     def thing(self, namespace: str, queue: str) -> Thing:
         """Name a queue; both names come from outside."""
-        return self._store.thing("queue", thing_name(namespace, "namespace"), thing_name(queue, "queue"))
+        thing = self._named.get((namespace, queue))
+        if thing is None:
+            thing = self._store.thing("queue", thing_name(namespace, "namespace"), thing_name(queue, "queue"))
+            if len(self._named) >= MOST_NAMED:
+                self._named.clear()
+            self._named[namespace, queue] = thing
+        return thing
 
     async def view(self, thing: Thing) -> QueueView:
         """Show a queue; raises QueueUnknown."""
