@@ -1,4 +1,5 @@
-"""Locks: alone, handed over, and merely waited for, against redis-py, python-redis-lock, pottery and etcd's mutex."""
+"""Locks: alone, handed over, and merely waited for, against redis-py, aioredlock, python-redis-lock, pottery and
+etcd's mutex."""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def contestants(store: Standalone, etcd_process: subprocess.Popen[bytes] | None)
     port, pid = store.node.port, store.node.pid
     found = [Peer(OURS, [sys.executable, "-m", "bench.contestants.locks"], port, pid)]
     program = str(peers.PYTHON / "locks.py")
-    kinds = ("redis-py", "python-redis-lock", "pottery")
+    kinds = ("redis-py", "aioredlock", "python-redis-lock", "pottery")
     found += [Peer(kind, [*peers.python("python"), program, kind], port, pid) for kind in kinds]
     if etcd_process is not None:
         own = int(str(etcd_process.args[0]))  # type: ignore[index]
@@ -158,10 +159,10 @@ def race(peers_: Sequence[Peer], case: str, number: int, rounds: int, seconds: f
     }
 
 
-def show(title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+def show(title: str, found: Mapping[str, Mapping[str, float]], what: str = "lock") -> None:
     """Print one table."""
     table = Table(title=title, title_justify="left")
-    table.add_column("lock")
+    table.add_column(what)
     headings = list(next(iter(found.values())))
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -200,13 +201,12 @@ def main(arguments: Sequence[str]) -> None:
         figures |= {f"waiting, {name}, commands/s": found["commands/s"] for name, found in waiting.items()}
         show(f"{WAITERS} wait and nothing happens", waiting)
         ours = everybody[0]
-        for waiters in (1, 10, 100, 1000):
-            grown = race([ours], "contended", waiters, 1, options.seconds)[OURS]
-            figures |= {f"{waiters} waiters, {key}": value for key, value in grown.items()}
-        for locks in (1, 100, 10_000):
-            grown = race([ours], "many", locks, 1, options.seconds)[OURS]
-            figures |= {f"{locks} locks, {key}": value for key, value in grown.items()}
+        for case, what, sizes in (("contended", "waiters", (1, 10, 100, 1000)), ("many", "locks", (1, 100, 10_000))):
+            grown = {f"{size:,}": race([ours], case, size, 1, options.seconds)[OURS] for size in sizes}
+            figures |= {f"{size} {what}, {key}": value for size, found in grown.items() for key, value in found.items()}
+            show(f"how cost grows with {what}", grown, what)
     for peer in everybody[1:]:
-        ratio = float(figures[f"alone, {OURS}, pairs/s"]) / float(figures[f"alone, {peer.name}, pairs/s"])
-        figures[f"alone, speed against {peer.name}"] = ratio
+        for case in ("alone", "many"):
+            ratio = float(figures[f"{case}, {OURS}, pairs/s"]) / float(figures[f"{case}, {peer.name}, pairs/s"])
+            figures[f"{case}, speed against {peer.name}"] = ratio
     publish("locks", OURS, [], figures)
