@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 
@@ -162,6 +163,171 @@ async def test_a_request_that_is_not_the_consoles_own_is_refused(page: Page, pla
         )
         assert foreign.status_code in (401, 403)
         assert not (await admin.get(f"/api/admin/queues/{queue}")).json()["paused"]
+
+
+async def test_when_a_queue_switches_itself_on_is_set_with_the_mouse_and_taken_back(
+    page: Page, place: Place, queue: str
+) -> None:
+    await make(place, queue)
+    await open_queue(page, place, queue)
+    await page.get_by_label("Resource").fill("product-*")
+    await page.get_by_label("At so many requests").fill("500")
+    await page.get_by_label("Addresses").fill("10.0.0.0/8\n192.0.2.7")
+    await page.get_by_label("Colour").fill("#9a3b12")
+    await page.get_by_role("button", name="Save policy").click()
+    await expect(page.locator("#toasts")).to_contain_text("in force")
+    async with place.admin() as admin:
+        view = (await admin.get(f"/api/admin/queues/{queue}")).json()
+        assert (view["auto"]["resource"], view["auto"]["threshold"]) == ("product-*", 500)
+        assert view["bypass"]["addresses"] == ["10.0.0.0/8", "192.0.2.7"]
+        assert view["theme"]["color"] == "#9a3b12"
+        await page.get_by_label("Addresses").fill("10.0.0.1/8")
+        await page.get_by_role("button", name="Save policy").click()
+        await expect(page.locator("form [role=alert]").first).to_contain_text("host bits")
+        await page.get_by_label("Addresses").fill("")
+        await page.get_by_label("Resource").fill("")
+        await page.get_by_role("button", name="Save policy").click()
+        await expect(page.get_by_label("At so many requests")).to_have_value("")
+        view = (await admin.get(f"/api/admin/queues/{queue}")).json()
+        assert view["auto"] is None
+        assert view["bypass"]["addresses"] == []
+
+
+async def test_a_new_queue_does_not_overwrite_one_that_is_there(page: Page, place: Place, queue: str) -> None:
+    await make(place, queue, capacity=7)
+    await page.get_by_label("Name").fill(queue)
+    await page.get_by_label("Seats").fill("3")
+    await page.get_by_role("button", name="Create queue").click()
+    await expect(page.get_by_role("alert")).to_have_text("There is a queue of this name already.")
+    async with place.admin() as admin:
+        assert (await admin.get(f"/api/admin/queues/{queue}")).json()["capacity"] == 7
+
+
+async def test_a_value_is_published_compared_and_rolled_back(page: Page, place: Place, queue: str) -> None:
+    await page.goto(f"{place.gateway.url}/console#/config/{queue}%2Fprice")
+    content = page.get_by_label("Content")
+    for text in ("euro 39\nshipping 5", "euro 35\nshipping 5"):
+        await content.fill(text)
+        await page.get_by_label("Reason").fill("season")
+        await page.get_by_role("button", name="Publish").click()
+        await expect(page.get_by_role("button", name="Compare")).to_have_count(text.startswith("euro 35") + 1)
+    first = page.get_by_role("row").filter(has=page.get_by_role("cell", name="1", exact=True))
+    await first.get_by_role("button", name="Compare").click()
+    await expect(page.locator(".diff del")).to_have_text("- euro 39")
+    await expect(page.locator(".diff ins")).to_have_text("+ euro 35")
+    await first.get_by_role("button", name="Roll back").click()
+    await page.locator("dialog").get_by_role("button", name="Roll back").click()
+    await expect(content).to_have_value("euro 39\nshipping 5")
+    async with place.admin() as admin:
+        assert (await admin.get(f"/cfg/v1/default/{queue}/price")).json()["version"] == 3
+
+
+async def test_an_upstream_is_made_once_and_not_overwritten(page: Page, place: Place, queue: str) -> None:
+    made = page.get_by_role("heading", name="Policy")
+    refused = page.get_by_text("There is an upstream of this name already.")
+    for outcome in (made, refused):
+        await page.goto(f"{place.gateway.url}/console#/relay")
+        await page.get_by_role("textbox", name="Name", exact=True).fill(queue)
+        await page.get_by_role("textbox", name="Base URL").fill("http://127.0.0.1:9")
+        await page.get_by_role("button", name="Create upstream").click()
+        await expect(outcome).to_be_visible()
+    async with place.admin() as admin:
+        assert (await admin.get(f"/api/admin/upstreams/{queue}")).json()["version"] == 1
+    row = page.get_by_role("row", name=queue)
+    await expect(row).to_contain_text("10 in 60 s per user (window)")
+
+
+async def test_a_token_is_made_shown_once_and_revoked(page: Page, place: Place, queue: str) -> None:
+    await page.goto(f"{place.gateway.url}/console#/tokens")
+    await page.get_by_role("textbox", name="Name", exact=True).fill(queue)
+    await page.get_by_role("combobox", name="Role").select_option("read")
+    await page.get_by_role("button", name="Make token").click()
+    secret = await page.locator("[role=status] code").inner_text()
+    async with place.admin() as admin:
+        headers = {"X-API-Token": secret}
+        assert (await admin.get("/api/admin/queues", headers=headers)).status_code == 200
+        await page.get_by_role("row", name=queue).get_by_role("button", name="Revoke").click()
+        await page.locator("dialog").get_by_role("button", name="Revoke").click()
+        await expect(page.get_by_role("row", name=queue)).to_have_count(0)
+        async with asyncio.timeout(5):
+            while (await admin.get("/api/admin/queues", headers=headers)).status_code != 401:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_lock_is_seen_and_broken(page: Page, place: Place, queue: str) -> None:
+    async with place.admin() as admin:
+        held = await admin.post(f"/lock/v1/{queue}/acquire", json={"ttlSeconds": 60})
+        assert held.status_code == 200, held.text
+        await page.goto(f"{place.gateway.url}/console#/locks")
+        await page.get_by_role("row", name=queue).get_by_role("button", name="Break").click()
+        await page.locator("dialog").get_by_role("textbox").fill(queue)
+        await page.locator("dialog").get_by_role("button", name="Break").click()
+        await expect(page.locator("#toasts")).to_contain_text("is free")
+        assert not (await admin.get(f"/lock/v1/{queue}")).json()["held"]
+
+
+async def test_an_instance_is_drained_disabled_and_removed(page: Page, place: Place, queue: str) -> None:
+    async with place.admin() as admin:
+        body = {"instanceId": queue, "type": queue, "privateIp": "127.0.0.1", "port": 9, "ttlSeconds": 300}
+        assert (await admin.post("/sd/v1/instances", json=body)).status_code in (200, 201)
+    await page.goto(f"{place.gateway.url}/console#/services/{queue}/default")
+    row = page.get_by_role("row", name=queue)
+    await row.get_by_role("button", name="Drain").click()
+    await expect(row).to_contain_text("draining")
+    await row.get_by_role("button", name="Stop draining").click()
+    await expect(row.get_by_role("button", name="Drain")).to_be_visible()
+    await row.get_by_role("button", name="Disable").click()
+    await expect(row).to_contain_text("disabled")
+    await row.get_by_role("button", name="Remove").click()
+    await page.locator("dialog").get_by_role("button", name="Remove").click()
+    await expect(row).to_have_count(0)
+
+
+async def test_a_reader_is_offered_nothing_that_would_be_refused(browser: Browser, place: Place, queue: str) -> None:
+    async with place.admin() as admin:
+        made = await admin.post("/api/admin/tokens", json={"name": f"o-{queue}", "role": "read"})
+        await admin.put(f"/cfg/v1/default/{queue}", json={"content": "39"})
+        await admin.post(f"/lock/v1/{queue}/acquire", json={"ttlSeconds": 60})
+    page = await browser.new_page()
+    await sign_in(page, place, made.json()["token"])
+    await expect(page.get_by_role("button", name="Create queue")).to_have_count(0)
+    await page.goto(f"{place.gateway.url}/console#/config/{queue}")
+    await expect(page.get_by_label("Content")).to_have_value("39")
+    await expect(page.get_by_role("button", name="Compare")).to_be_visible()
+    for name in ("Publish", "Delete", "Roll back"):
+        await expect(page.get_by_role("button", name=name)).to_have_count(0)
+    await page.goto(f"{place.gateway.url}/console#/locks")
+    await expect(page.get_by_role("row", name=queue)).to_be_visible()
+    await expect(page.get_by_role("button", name="Break")).to_have_count(0)
+    await page.goto(f"{place.gateway.url}/console#/relay")
+    await expect(page.get_by_role("heading", name="Relay")).to_be_visible()
+    await expect(page.get_by_role("button", name="Create upstream")).to_have_count(0)
+
+
+async def test_whatever_somebody_wrote_is_text_in_the_console_and_its_policy_holds(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    hostile = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    await make(place, queue, message="before")
+    async with place.admin() as admin:
+        await admin.put(f"/api/admin/queues/{queue}", json={"message": hostile})
+        await admin.put(f"/cfg/v1/default/{queue}", json={"content": hostile, "reason": hostile[:60]})
+        long = await admin.put(f"/api/admin/queues/{queue}", json={"message": "x" * 10_000})
+        assert long.status_code == 422
+    page = await browser.new_page()  # without leave to bend the page's own security policy
+    shown: list[str] = []
+    page.on("dialog", lambda dialog: shown.append(dialog.message))
+    page.on("console", lambda line: shown.append(line.text) if "Content Security Policy" in line.text else None)
+    await sign_in(page, place, place.gateway.token)
+    await open_queue(page, place, queue)
+    await expect(page.get_by_label("Message to those who wait")).to_have_value(hostile)
+    await expect(page.locator(".changes")).to_contain_text("onerror", timeout=20_000)
+    await page.goto(f"{place.gateway.url}/console#/config/{queue}")
+    await expect(page.get_by_role("button", name="Compare")).to_be_visible()
+    await page.get_by_role("button", name="Compare").click()
+    await expect(page.locator(".diff")).to_contain_text("onerror")
+    assert await page.locator("img").count() == 0
+    assert shown == []
 
 
 @pytest.mark.parametrize("part", ["queues", "services", "config", "relay", "locks", "tokens", "system"])

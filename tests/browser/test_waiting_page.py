@@ -101,6 +101,59 @@ async def test_leaving_is_final_and_joining_again_is_offered(browser: Browser, p
     await expect(page.locator("#rank")).to_have_text("1")
 
 
+async def test_who_joins_again_sees_the_new_place_and_not_the_better_one_of_before(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    page, other = await browser.new_page(), await browser.new_page()
+    await in_line(page, place, queue)
+    await expect(page.locator("#rank")).to_have_text("1")
+    assert await page.locator("#progress").get_attribute("value") in ("0", None)
+    await in_line(other, place, queue)
+    await page.get_by_role("link", name="Leave the line").click()
+    await page.get_by_role("link", name="Join the line").click()
+    await expect(page.locator("#rank")).to_have_text("2")
+
+
+async def test_where_streams_do_not_come_through_the_page_polls(browser: Browser, place: Place, queue: str) -> None:
+    await configure(place, queue, capacity=0)
+    page = await browser.new_page()
+    await page.route("**/api/queue/stream*", lambda route: route.abort())
+    await in_line(page, place, queue)
+    await configure(place, queue, capacity=1)
+    await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=40_000)
+
+
+async def test_a_closed_lid_costs_nothing_and_the_turn_is_taken_when_it_opens(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    context = await browser.new_context()
+    page = await context.new_page()
+    await in_line(page, place, queue)
+    # A machine that sleeps runs no script and hears nothing.
+    lid = await context.new_cdp_session(page)
+    await context.set_offline(True)
+    await lid.send("Page.setWebLifecycleState", {"state": "frozen"})
+    await configure(place, queue, capacity=1)
+    async with place.admin() as admin, asyncio.timeout(20):
+        while (await admin.get(f"/api/admin/queues/{queue}")).json()["holds"] < 1:
+            await asyncio.sleep(0.1)
+    await lid.send("Page.setWebLifecycleState", {"state": "active"})
+    await context.set_offline(False)
+    await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=20_000)
+
+
+async def test_a_line_that_opens_later_says_when(browser: Browser, place: Place, queue: str) -> None:
+    await configure(place, queue, capacity=1, opensAt="2099-05-01T09:00:00Z")
+    for scripts in (True, False):
+        context = await browser.new_context(java_script_enabled=scripts, timezone_id="Asia/Seoul")
+        page = await context.new_page()
+        await page.goto(f"{place.site}/{queue}/shoes")
+        told = "May 1, 2099 at 6:00 PM" if scripts else "2099-05-01 09:00 UTC"
+        await expect(page.locator("#eta")).to_have_text(f"The line opens at {told}.")
+
+
 async def test_a_deleted_queue_sends_its_waiters_on(browser: Browser, place: Place, queue: str) -> None:
     await configure(place, queue, capacity=0)
     page = await browser.new_page()

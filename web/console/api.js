@@ -43,6 +43,8 @@ export const get = async (path) => (await call('GET', path)).data;
 export const getTagged = (path) => call('GET', path);
 export const post = async (path, body) => (await call('POST', path, { body })).data;
 export const put = (path, body, etag = null) => call('PUT', path, { body, headers: etag ? { 'If-Match': etag } : {} });
+/** Make something that must not be there yet, so that nothing of another admin's is overwritten. */
+export const create = (path, body) => call('PUT', path, { body, headers: { 'If-None-Match': '*' } });
 export const patch = async (path, body) => (await call('PATCH', path, { body })).data;
 export const remove = async (path, etag = null) => (await call('DELETE', path, { headers: etag ? { 'If-Match': etag } : {} })).data;
 

@@ -1,7 +1,6 @@
 // A small line chart: time along the bottom, one or more series, a cursor that reads them out.
 import { h, number } from './dom.js';
 
-const WIDTH = 560;
 const HEIGHT = 180;
 const LEFT = 44;
 const BOTTOM = 20;
@@ -33,10 +32,18 @@ export function ticks(most, wanted = 4) {
  * series: [{name, points: [[ms, value or null], …]}], all over the same times.
  */
 export function chart(title, { unit = '' } = {}) {
-  const plot = svg('svg', { class: 'chart', viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: 'img' });
+  const plot = svg('svg', { class: 'chart', height: HEIGHT, role: 'img' });
   const legend = h('ul', { class: 'legend' });
   const box = h('section', { class: 'card' }, h('h2', {}, title), plot, legend);
   let current = [];
+  let width = 560;
+  // Drawn in the pixels that there are, so that words have one size on a phone and on a wall.
+  new ResizeObserver(([entry]) => {
+    const now = Math.round(entry.contentRect.width);
+    if (!now || now === width) return;
+    width = now;
+    draw(null);
+  }).observe(box);
 
   function update(series) {
     current = series;
@@ -46,7 +53,7 @@ export function chart(title, { unit = '' } = {}) {
   function draw(at) {
     const points = current.flatMap((line) => line.points.filter(([, value]) => value !== null));
     if (!points.length) {
-      plot.replaceChildren(svg('text', { x: WIDTH / 2, y: HEIGHT / 2, 'text-anchor': 'middle' }, 'Nothing measured yet'));
+      plot.replaceChildren(svg('text', { x: width / 2, y: HEIGHT / 2, 'text-anchor': 'middle' }, 'Nothing measured yet'));
       plot.setAttribute('aria-label', `${title}: nothing measured yet`);
       legend.replaceChildren();
       return;
@@ -56,15 +63,21 @@ export function chart(title, { unit = '' } = {}) {
     const last = Math.max(...times, first + 1);
     const steps = ticks(Math.max(...points.map(([, value]) => value)));
     const top = steps.at(-1);
-    const x = (time) => LEFT + ((time - first) / (last - first)) * (WIDTH - LEFT - 4);
+    const x = (time) => LEFT + ((time - first) / (last - first)) * (width - LEFT - 4);
     const y = (value) => TOP + (1 - value / top) * (HEIGHT - BOTTOM - TOP);
     const parts = steps.map((value) => svg('g', {},
-      svg('line', { class: 'grid-line', x1: LEFT, x2: WIDTH - 4, y1: y(value), y2: y(value) }),
+      svg('line', { class: 'grid-line', x1: LEFT, x2: width - 4, y1: y(value), y2: y(value) }),
       svg('text', { x: LEFT - 6, y: y(value) + 4, 'text-anchor': 'end' }, short.format(value))));
     for (const [time, anchor] of [[first, 'start'], [last, 'end']]) {
       parts.push(svg('text', { x: x(time), y: HEIGHT - 4, 'text-anchor': anchor }, new Date(time).toLocaleTimeString()));
     }
-    current.forEach((line, index) => parts.push(svg('path', { d: path(line.points, x, y), class: `series series-${(index % 4) + 1}` })));
+    current.forEach((line, index) => {
+      const series = `series series-${(index % 4) + 1}`;
+      parts.push(svg('path', { d: path(line.points, x, y), class: series }));
+      // One value by itself makes no line, so it is a dot.
+      const alone = line.points.filter(([, value]) => value !== null);
+      if (alone.length === 1) parts.push(svg('circle', { cx: x(alone[0][0]), cy: y(alone[0][1]), r: 3, class: series }));
+    });
     if (at !== null) parts.push(svg('line', { class: 'cursor', x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
     plot.replaceChildren(...parts);
     const said = current.map((line) => {
@@ -75,8 +88,7 @@ export function chart(title, { unit = '' } = {}) {
     plot.setAttribute('aria-label', `${title}. ${said.join(', ')}`);
     plot.onpointermove = (event) => {
       const inside = plot.getBoundingClientRect();
-      const share = (event.clientX - inside.left) / inside.width;
-      const wanted = first + ((share * WIDTH - LEFT) / (WIDTH - LEFT - 4)) * (last - first);
+      const wanted = first + ((event.clientX - inside.left - LEFT) / (width - LEFT - 4)) * (last - first);
       draw(Math.min(last, Math.max(first, wanted)));
     };
     plot.onpointerleave = () => draw(null);
@@ -99,8 +111,7 @@ function path(points, x, y) {
       open = false;
       return '';
     }
-    // A line of no length has round ends: one value by itself is a dot.
-    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}${open ? '' : 'h0'}`;
+    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}`;
     open = true;
     return move;
   }).join('');

@@ -25,12 +25,12 @@ export function table(columns, rows, empty) {
   return h('div', { class: 'wide', tabindex: '0', role: 'region', 'aria-label': columns.map((column) => column.title).filter(Boolean).join(', ') },
     h('table', {},
       h('thead', {}, h('tr', {}, columns.map((column) => (column.title ? h('th', { scope: 'col', class: side(column) }, column.title) : h('td'))))),
-      h('tbody', {}, rows.map((row) => h('tr', {}, columns.map((column) => h('td', { class: side(column) }, column.value(row))))))));
+      h('tbody', {}, rows.map((row) => h('tr', {}, columns.map((column) => h('td', { class: side(column), 'data-title': column.title || null }, column.value(row))))))));
 }
 
 /** Named numbers in a row. */
 export function figures(pairs) {
-  return h('dl', { class: 'figures' }, pairs.map(([name, value]) => h('div', { class: 'figure' }, h('dt', {}, name), h('dd', {}, value))));
+  return h('dl', { class: 'figures' }, pairs.map(([name, value]) => h('div', { class: 'figure' }, h('dt', {}, name), h('dd', { class: typeof value === 'string' && /[a-z]{4}/.test(value) ? 'words' : null }, value))));
 }
 
 export function card(title, ...children) {

@@ -3,7 +3,8 @@ import { h } from './dom.js';
 
 /**
  * A form for a record. fields: [{name, title, kind, hint, choices}], kind one of
- * number, whole, text, long, lines, check, choice, time, json. Empty means null where `optional` is set.
+ * number, whole, text, long, lines, check, choice, time. Empty means null where `optional` is set. A name with a dot is a
+ * field of an object in the record; objects are sent whole, without what is empty, and as null when their `key` field is empty.
  * Returns {element, read(): {changed values}, load(record), dirty(): bool}.
  */
 export function form(fields, { submit, onsubmit }) {
@@ -19,15 +20,23 @@ export function form(fields, { submit, onsubmit }) {
   function read() {
     const changed = {};
     for (const field of fields) {
-      const value = parse(field, inputs.get(field.name));
-      if (JSON.stringify(value) !== JSON.stringify(loaded[field.name] ?? null)) changed[field.name] = value;
+      if (same(parse(field, inputs.get(field.name)), valueOf(loaded, field.name))) continue;
+      const [name, inner] = field.name.split('.');
+      changed[name] = inner ? whole(name) : parse(field, inputs.get(name));
     }
     return changed;
   }
 
+  function whole(name) {
+    const parts = fields.filter((field) => field.name.startsWith(`${name}.`));
+    const filled = parts.map((field) => [field.name.split('.')[1], parse(field, inputs.get(field.name))]).filter(([, value]) => !empty(value));
+    const key = parts.find((field) => field.key);
+    return key && !parse(key, inputs.get(key.name)) ? null : Object.fromEntries(filled);
+  }
+
   function load(record) {
     loaded = record;
-    for (const field of fields) write(field, inputs.get(field.name), record[field.name] ?? null);
+    for (const field of fields) write(field, inputs.get(field.name), valueOf(record, field.name) ?? null);
   }
 
   element.addEventListener('submit', async (event) => {
@@ -39,15 +48,20 @@ export function form(fields, { submit, onsubmit }) {
       await onsubmit(read());
     } catch (problem) {
       said.textContent = problem.message;
-      const wrong = inputs.get(problem.body?.field?.split('.')[0]);
+      const named = problem.body?.field ?? '';
+      const wrong = inputs.get(named) ?? inputs.get(named.split('.')[0]) ?? inputs.get(fields.find((field) => field.name.startsWith(`${named}.`))?.name);
       wrong?.setAttribute('aria-invalid', 'true');
       wrong?.focus();
     } finally {
       button.disabled = false;
     }
   });
-  return { element, read, load, dirty: () => { try { return Object.keys(read()).length > 0; } catch { return true; } } };
+  return { element, read, load, dirty: () => Object.keys(read()).length > 0 };
 }
+
+const empty = (value) => value === null || value === undefined || value === '' || (Array.isArray(value) && !value.length);
+const same = (one, other) => (empty(one) && empty(other)) || JSON.stringify(one) === JSON.stringify(other ?? null);
+const valueOf = (record, name) => name.split('.').reduce((value, part) => value?.[part], record);
 
 function labelled(field, input) {
   if (field.kind === 'check') return h('label', { class: 'check' }, input, field.title);
@@ -61,7 +75,7 @@ function control(field) {
     case 'check': return h('input', { type: 'checkbox' });
     case 'choice': return h('select', {}, field.choices.map((choice) => h('option', { value: choice }, choice)));
     case 'time': return h('input', { type: 'datetime-local', step: 1 });
-    case 'lines': case 'json': case 'long': return h('textarea', { rows: field.rows ?? 3, spellcheck: 'false' });
+    case 'lines': case 'long': return h('textarea', { rows: field.rows ?? 3, spellcheck: 'false' });
     default: return h('input', { type: 'text', maxlength: field.maxlength ?? 200 });
   }
 }
@@ -73,13 +87,6 @@ function parse(field, input) {
   if (text.trim() === '') return field.kind === 'text' || field.kind === 'long' ? (field.optional ? null : '') : null;
   if (field.kind === 'number' || field.kind === 'whole') return Number(text);
   if (field.kind === 'time') return new Date(text).toISOString().replace('.000Z', 'Z');
-  if (field.kind === 'json') {
-    try {
-      return JSON.parse(text);
-    } catch (error) {
-      throw Object.assign(new Error(`${field.title}: ${error.message}`), { body: { field: field.name } });
-    }
-  }
   return text;
 }
 
@@ -87,7 +94,6 @@ function write(field, input, value) {
   if (field.kind === 'check') input.checked = Boolean(value);
   else if (value === null) input.value = '';
   else if (field.kind === 'lines') input.value = value.join('\n');
-  else if (field.kind === 'json') input.value = JSON.stringify(value, null, 2);
   else if (field.kind === 'time') input.value = local(new Date(value));
   else input.value = value;
 }

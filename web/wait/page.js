@@ -19,9 +19,9 @@ let timer = 0;
 function recall() {
   try {
     const kept = JSON.parse(sessionStorage.getItem(key));
-    if (kept && kept.userId === page.userId) return kept;
+    if (kept && kept.userId === page.userId && kept.place === page.status.place) return kept;
   } catch { /* a browser that keeps nothing still waits */ }
-  return { userId: page.userId, first: page.status.rank || 1, lowest: Infinity };
+  return { userId: page.userId, place: page.status.place, first: page.status.rank || 1, lowest: Infinity };
 }
 
 function remember() {
@@ -33,6 +33,8 @@ function length(seconds) {
 }
 
 function etaText(eta) {
+  const opens = Date.parse(page.opensAt);
+  if (opens > Date.now()) return fill(words.opens, { time: new Date(opens).toLocaleString(page.lang, { dateStyle: 'long', timeStyle: 'short' }) });
   if (!eta) return words.eta_unknown;
   const low = length(eta.low);
   const high = length(eta.high);
@@ -62,7 +64,7 @@ function showLine(status) {
   memory.first = Math.max(memory.first, memory.lowest);
   remember();
   const rank = memory.lowest;
-  const done = memory.first > 1 ? 1 - (rank - 1) / memory.first : 0;
+  const done = (memory.first - rank) / memory.first;
   $('rank').textContent = number.format(rank);
   $('progress').value = done;
   $('eta').textContent = etaText(status.eta);

@@ -335,6 +335,7 @@ class _WaitPage:
             status={},
             message=guard.policy.message if guard else "",
             theme=guard.policy.theme if guard else Theme(),
+            opens_at=guard.policy.opens_at if guard else None,
             plain=query.plain == "1",
         )
         words = words_of(language)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 import secrets
+from datetime import UTC, datetime
 from functools import cache
 from typing import Final
 from urllib.parse import urlencode
@@ -40,6 +41,7 @@ class PageState(msgspec.Struct, frozen=True):
     notice: str = ""
     plain: bool = False
     elsewhere: bool = False
+    opens_at: datetime | None = None
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -93,7 +95,8 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
         "message": f'<p class="message" dir="auto">{html.escape(state.message)}</p>' if state.message else "",
         "rank": html.escape(str(state.status.get("rank") or "")),
         "progress": "0",
-        "eta": "",
+        "eta": html.escape(_opening(words, state.opens_at)),
+        "progress_hidden": " hidden" if state.plain else "",
         "explain": html.escape(state.notice or _explain(words, state, in_line=in_line)),
         "go_url": html.escape(go_url),
         "go_label": html.escape(go_label),
@@ -129,6 +132,13 @@ def _explain(words: dict[str, str], state: PageState, *, in_line: bool) -> str:
     return words["explain_plain" if state.plain else "explain"]
 
 
+def _opening(words: dict[str, str], opens_at: datetime | None) -> str:
+    """Say when the line opens, if that is still to come; the script says it again in the visitor's own time zone."""
+    if opens_at is None or opens_at <= datetime.now(UTC):
+        return ""
+    return words["opens"].replace("{time}", f"{opens_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+
+
 def _address(state: PageState, *, language: str, **more: str) -> str:
     query = {"return": state.return_url, "lang": language, **more}
     if state.namespace != "default":
@@ -161,6 +171,7 @@ def _for_script(state: PageState, words: dict[str, str], again_url: str) -> str:
             "placeToken": state.place_token,
             "returnUrl": state.return_url,
             "elsewhere": state.elsewhere,
+            "opensAt": state.opens_at,
             "againUrl": again_url,
             "lang": state.language,
             "title": words["title"],

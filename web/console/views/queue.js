@@ -24,12 +24,21 @@ const FIELDS = [
   { group: 'Times', name: 'finishedSeconds', title: 'Remember the finished, s', kind: 'number' },
   { group: 'Gate', name: 'paths', title: 'Guarded paths', kind: 'lines', hint: 'One a line: * within a segment, ** anything.' },
   { group: 'Gate', name: 'returnHosts', title: 'Hosts to return to', kind: 'lines' },
-  { group: 'Gate', name: 'bypass', title: 'Bypass', kind: 'json', hint: '{"paths": [], "addresses": [], "header": ""}' },
-  { group: 'Gate', name: 'auto', title: 'Automatic', kind: 'json', hint: '{"resource": "product-*", "threshold": 100, …}' },
   { group: 'Gate', name: 'failMode', title: 'When the store is away', kind: 'choice', choices: ['open', 'closed'] },
   { group: 'Gate', name: 'queueAll', title: 'Queue everybody', kind: 'check' },
+  { group: 'Switches itself on', name: 'auto.resource', title: 'Resource', kind: 'text', key: true, hint: 'Such as product-*, a queue for each. Empty: always on.' },
+  { group: 'Switches itself on', name: 'auto.eventType', title: 'Event type', kind: 'text', hint: 'Empty: any.' },
+  { group: 'Switches itself on', name: 'auto.threshold', title: 'At so many requests', kind: 'whole', min: 1 },
+  { group: 'Switches itself on', name: 'auto.windowSeconds', title: 'Within, s', kind: 'number', min: 1 },
+  { group: 'Switches itself on', name: 'auto.cooldownSeconds', title: 'Off when quiet for, s', kind: 'number' },
+  { group: 'Switches itself on', name: 'auto.maxQueues', title: 'Most queues', kind: 'whole', min: 1 },
+  { group: 'May always pass', name: 'bypass.paths', title: 'Paths', kind: 'lines', hint: 'One a line, matched literally.' },
+  { group: 'May always pass', name: 'bypass.addresses', title: 'Addresses', kind: 'lines', hint: 'One a line, such as 10.0.0.0/8.' },
+  { group: 'May always pass', name: 'bypass.header', title: 'Signed header', kind: 'text', hint: 'The name of a header that carries a signed value.' },
   { group: 'Page', name: 'message', title: 'Message to those who wait', kind: 'long', hint: 'At most 500 characters.' },
-  { group: 'Page', name: 'theme', title: 'Theme', kind: 'json', hint: '{"color": "#1f5fbf", "background": null, "logo": null}' },
+  { group: 'Page', name: 'theme.color', title: 'Colour', kind: 'text', optional: true, hint: 'Such as #1f5fbf. Empty: ours.' },
+  { group: 'Page', name: 'theme.background', title: 'Background', kind: 'text', optional: true, hint: 'Such as #eef1f5. Empty: light or dark by the visitor.' },
+  { group: 'Page', name: 'theme.logo', title: 'Logo', kind: 'text', optional: true, hint: 'An https address. Empty: none.' },
 ];
 
 export function queue(view, [name], session) {
@@ -39,14 +48,15 @@ export function queue(view, [name], session) {
   const heading = h('span');
   const trouble = h('p', { class: 'error', role: 'status' });
   const numbers = h('div');
-  const trail = new Trail({ waiting: 'waiting', inside: 'inside', seats: 'seats', rate: 'admitted a second' });
-  const charts = { line: chart('Waiting'), seats: chart('Inside'), flow: chart('Admitted a second'), minutes: chart('Wait, by minute', { unit: ' s' }) };
+  const trail = new Trail({ waiting: 'waiting', inside: 'called and inside', seats: 'seats', rate: 'admitted a second' });
+  const charts = { line: chart('Waiting'), seats: chart('Seats taken'), flow: chart('Admitted a second'), minutes: chart('Wait, by minute', { unit: ' s' }) };
   const servers = h('div');
   const audit = h('div');
   const changed = h('p', { class: 'error', role: 'status' });
   let etag = null;
   let shown = null;
   let turn = 0;
+  let showLevers = () => {};
 
   const policy = form(FIELDS, {
     submit: 'Save policy',
@@ -71,16 +81,22 @@ export function queue(view, [name], session) {
     admin ? levers() : null,
     h('div', { class: 'grid charts' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
     card('Servers', servers),
-    card('Policy', changed, h('p', {}, h('button', { type: 'button', onclick: reload }, 'Load what is in force')), policy.element),
+    card('Policy', changed, policy.element, admin ? h('p', {}, h('button', { type: 'button', onclick: reload }, 'Load what is in force')) : null),
     card('Audit', audit));
   if (!admin) for (const input of policy.element.querySelectorAll('input, select, textarea, button')) input.disabled = true;
 
   function levers() {
+    const pause = h('button', { onclick: () => act('pause') }, 'Pause');
+    const resume = h('button', { onclick: () => act('resume') }, 'Resume');
+    // The lever that would change nothing is not offered; a drained queue takes people again by resuming.
+    showLevers = (data) => {
+      pause.hidden = data.paused;
+      resume.hidden = !(data.paused || data.draining);
+    };
     const count = h('input', { type: 'number', min: 1, value: 10, 'aria-label': 'How many to admit' });
     count.style.width = '6rem';
     return card('Levers', h('div', { class: 'row' },
-      h('button', { onclick: () => act('pause') }, 'Pause'),
-      h('button', { onclick: () => act('resume') }, 'Resume'),
+      pause, resume,
       h('span', { class: 'row' }, count, h('button', { onclick: () => act('admit', { count: Number(count.value) }) }, 'Admit now')),
       h('button', { onclick: () => ask('drain', `Take nobody new into ${name} and let the line run empty?`, 'Drain') }, 'Drain'),
       h('button', { class: 'danger', onclick: () => ask('reset', `Reset ${name}? Everybody in line loses their place, and old tickets and passes are refused.`, 'Reset', name) }, 'Reset'),
@@ -129,6 +145,7 @@ export function queue(view, [name], session) {
     }
     shown = data;
     fill(heading, state(data));
+    showLevers(data);
     fill(numbers, figures([
       ['Waiting', number(data.waiting)], ['Away', number(data.away)], ['Called', number(data.holds)], ['Inside', number(data.sessions)],
       ['Seats', seats(data.figures.capacity)], ['Admitted', number(data.admittedTotal)], ['Rate / s', number(data.figures.ratePerSecond)], ['Generation', number(data.generation)],

@@ -1,6 +1,6 @@
 // All queues at a glance, and the way to a new one.
-import { get, put, query } from '../api.js';
-import { card, fill, h, number, table, tag, toast } from '../dom.js';
+import { create as make, get, query } from '../api.js';
+import { card, fill, h, moment, number, table, tag, toast } from '../dom.js';
 import { live } from '../live.js';
 
 export function queues(view, session) {
@@ -9,7 +9,7 @@ export function queues(view, session) {
   fill(view,
     h('div', { class: 'row between' }, h('h1', {}, 'Queues'), trouble),
     card(null, list),
-    session.role === 'admin' ? create() : null);
+    session.role === 'admin' ? create(session) : null);
   return live(async () => {
     const { queues: found } = await get('/api/admin/queues' + query({ namespace: session.namespace }));
     fill(list, table([
@@ -32,11 +32,12 @@ export function state(row) {
   if (row.paused) return tag('paused', 'warn');
   if (row.draining) return tag('draining', 'warn');
   if (row.active === false) return tag('off', 'plain');
+  if (row.opensAt && Date.parse(row.opensAt) > Date.now()) return h('span', { title: moment(row.opensAt) }, tag('opens later', 'warn'));
   if (row.waiting) return tag('queueing', 'good');
   return tag('open', 'good');
 }
 
-function create() {
+function create(session) {
   const name = h('input', { name: 'queue', required: true, maxlength: 128, pattern: '[A-Za-z0-9_.:\\-]+', autocomplete: 'off' });
   const capacity = h('input', { name: 'capacity', type: 'number', min: 0, placeholder: 'the servers’ own seats' });
   const rate = h('input', { name: 'rate', type: 'number', min: 0, step: 'any', placeholder: 'no limit' });
@@ -51,11 +52,11 @@ function create() {
     if (capacity.value !== '') Object.assign(policy, { seats: 'fixed', capacity: Number(capacity.value) });
     if (rate.value !== '') policy.ratePerSecond = Number(rate.value);
     try {
-      await put(`/api/admin/queues/${encodeURIComponent(name.value)}`, policy);
+      await make(`/api/admin/queues/${encodeURIComponent(name.value)}` + query({ namespace: session.namespace }), policy);
       toast(`Queue ${name.value} is there.`);
       location.hash = `#/queues/${encodeURIComponent(name.value)}`;
     } catch (problem) {
-      said.textContent = problem.message;
+      said.textContent = problem.code === 'version_conflict' ? 'There is a queue of this name already.' : problem.message;
     }
   });
   return card('New queue', form);

@@ -1,5 +1,5 @@
 // Config values: what is in force, who changed it and why, what changed, and the way back.
-import { get, getTagged, maybe, post, put, query, remove } from '../api.js';
+import { create, getTagged, maybe, post, put, query, remove } from '../api.js';
 import { ago, card, confirm, fill, h, moment, number, table, toast } from '../dom.js';
 import { live } from '../live.js';
 
@@ -11,7 +11,7 @@ export function settings(view, session) {
   const trouble = h('p', { class: 'error', role: 'status' });
   const key = h('input', { required: true, maxlength: 128, autocomplete: 'off' });
   const open = h('form', { onsubmit: (event) => { event.preventDefault(); location.hash = `#/config/${encodeURIComponent(key.value)}`; } },
-    h('label', {}, 'Key', key), h('p', {}, h('button', {}, 'Open or create')));
+    h('label', {}, 'Key', key), h('p', {}, h('button', {}, session.role === 'read' ? 'Open' : 'Open or create')));
   fill(view, h('div', { class: 'row between' }, h('h1', {}, 'Config'), trouble), card(`Namespace ${space}`, list), card('A key', open));
   return live(async () => {
     const found = await maybe(`/cfg/v1/${encodeURIComponent(space)}`);
@@ -29,25 +29,36 @@ export function setting(view, [key], session) {
   const space = session.namespace || 'default';
   const home = path(space, key);
   const text = h('textarea', { rows: 14, spellcheck: 'false', 'aria-label': 'Content' });
-  const kind = h('select', { 'aria-label': 'Content type' }, ['text', 'json', 'toml', 'yaml', 'properties'].map((each) => h('option', {}, each)));
-  const reason = h('input', { maxlength: 200, placeholder: 'why' });
+  const kind = h('select', {}, ['text', 'json', 'toml', 'yaml', 'properties'].map((each) => h('option', {}, each)));
+  const reason = h('input', { maxlength: 200, placeholder: 'why it is changed; kept in the history' });
   const said = h('p', { class: 'error', role: 'alert' });
   const trail = h('div');
   const compare = h('pre', { class: 'diff' });
+  const compared = card('Compared with what is shown', compare);
+  compared.hidden = true;
   const trouble = h('p', { class: 'error', role: 'status' });
+  const may = session.role !== 'read';
   let etag = null;
   let loaded = null;
+  text.readOnly = !may;
 
   async function save() {
     said.textContent = '';
     try {
-      await put(home, { content: text.value, contentType: kind.value, ...(reason.value ? { reason: reason.value } : {}) }, etag);
+      const value = { content: text.value, contentType: kind.value, ...(reason.value ? { reason: reason.value } : {}) };
+      await (etag ? put(home, value, etag) : create(home, value));
       loaded = null;
       toast('Published.');
       stop.now();
     } catch (problem) {
       said.textContent = problem.code === 'version_conflict' ? 'Somebody else published meanwhile. Look at it before you publish yours.' : problem.message;
     }
+  }
+
+  function show(row) {
+    fill(compare, difference(row.content ?? '', text.value));
+    compared.hidden = false;
+    compared.scrollIntoView({ block: 'nearest' });
   }
 
   async function back(row) {
@@ -74,8 +85,9 @@ export function setting(view, [key], session) {
 
   fill(view,
     h('div', { class: 'row between' }, h('h1', {}, h('a', { href: '#/config' }, 'Config'), ` / ${key}`), trouble),
-    card(null, text, said, h('div', { class: 'row' }, kind, reason, h('button', { class: 'primary', onclick: save }, 'Publish'), h('button', { class: 'danger', onclick: destroy }, 'Delete'))),
-    card('History', trail), card('Compared with what is shown', compare));
+    card(null, text, said, may ? h('div', { class: 'grid' }, h('label', {}, 'Type', kind), h('label', {}, 'Reason', reason)) : null,
+      may ? h('p', { class: 'row' }, h('button', { class: 'primary', onclick: save }, 'Publish'), h('button', { class: 'danger', onclick: destroy }, 'Delete')) : null),
+    card('History', trail), compared);
 
   const stop = live(async () => {
     let current = null;
@@ -98,7 +110,7 @@ export function setting(view, [key], session) {
       { title: 'When', value: (row) => h('span', { title: moment(row.updatedAt) }, ago(row.updatedAt)) },
       { title: 'Who', value: (row) => row.updatedBy },
       { title: 'Why', value: (row) => row.reason || '' },
-      { title: '', value: (row) => h('div', { class: 'row' }, h('button', { onclick: () => fill(compare, difference(row.content ?? '', text.value)) }, 'Compare'), h('button', { onclick: () => back(row) }, 'Roll back')) },
+      { title: '', value: (row) => h('div', { class: 'row' }, h('button', { onclick: () => show(row) }, 'Compare'), may ? h('button', { onclick: () => back(row) }, 'Roll back') : null) },
     ], history?.versions ?? [], 'Nothing was published yet.'));
   }, { everyMs: 3000, onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
   return stop;

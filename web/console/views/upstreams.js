@@ -1,5 +1,5 @@
 // Upstreams: what may be called how fast, and who waits for it.
-import { get, getTagged, maybe, put, query, remove } from '../api.js';
+import { create as make, get, getTagged, maybe, put, remove } from '../api.js';
 import { chart, Trail } from '../chart.js';
 import { card, confirm, figures, fill, h, number, table, tag, toast } from '../dom.js';
 import { live } from '../live.js';
@@ -22,10 +22,12 @@ export function upstreams(view, session) {
 }
 
 function limitWords(limit) {
-  const per = `per ${limit.per}`;
-  if (limit.kind === 'paced') return `one each ${limit.everyMs} ms ${per}`;
-  if (limit.kind === 'concurrent') return `${limit.count} at once ${per}`;
-  return `${limit.count} in ${limit.seconds} s ${per} (${limit.kind})`;
+  // What is at its default is left out of the answer.
+  const { kind = 'window', per: whom = 'user' } = limit;
+  const per = whom === 'user' ? 'per user' : 'in all';
+  if (kind === 'paced') return `one each ${limit.everyMs} ms ${per}`;
+  if (kind === 'concurrent') return `${limit.count} at once ${per}`;
+  return `${limit.count} in ${limit.seconds} s ${per} (${kind})`;
 }
 
 export function upstream(view, [name], session) {
@@ -106,10 +108,10 @@ function create() {
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     try {
-      await put(`${HOME}/${encodeURIComponent(name.value)}`, { baseUrl: base.value, limits: [{ per: 'user', kind: 'window', count: Number(count.value), seconds: Number(seconds.value) }] });
+      await make(`${HOME}/${encodeURIComponent(name.value)}`, { baseUrl: base.value, limits: [{ per: 'user', kind: 'window', count: Number(count.value), seconds: Number(seconds.value) }] });
       location.hash = `#/relay/${encodeURIComponent(name.value)}`;
     } catch (problem) {
-      said.textContent = problem.message;
+      said.textContent = problem.code === 'version_conflict' ? 'There is an upstream of this name already.' : problem.message;
     }
   });
   return card('New upstream', form);
