@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from secrets import token_hex
 
 import httpx2
+import msgspec
 import pytest
 
 from headgate.kit.problems import DeadlineExceeded
@@ -15,6 +16,7 @@ from headgate.relay.model import JobState, Limit, Upstream
 from headgate.relay.problems import JobUnknown, UpstreamUnknown
 from headgate.relay.strict import Delays, StrictUpstream
 from headgate.sdk import Headgate, HeadgateSync
+from tests.http.echo import Echo
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import Topology, eventually
 
@@ -55,6 +57,24 @@ async def test_permits_around_ones_own_calls_keep_the_limit(hg: Headgate, name: 
             statuses = await asyncio.gather(*(one() for _ in range(12)))
         assert statuses == [200] * 12
         assert upstream.largest(1.0) <= 4
+
+
+async def test_the_upstreams_own_header_names_the_user(hg: Headgate, name: str) -> None:
+    """Whatever it is called, also when that changes; a refusal for it costs no permit and sends nothing."""
+    async with Echo().open() as echo:
+        for header in ("X-Customer", "X-User-Id", "X-Tenant"):
+            named = msgspec.structs.replace(policy(echo.url, count=50), user_header=header)
+            await hg.relay.put_upstream(name, named)
+            answers = [await hg.relay.request("GET", name, "/x", user="u1") for _ in range(2)]
+            for answer in answers:
+                told = msgspec.json.decode(answer.content)
+                seen = {key.lower(): value for key, value in told["headers"]}
+                assert seen[header.lower()] == "u1"
+                assert not {"x-customer", "x-user-id", "x-tenant"} - {header.lower()} & set(seen)
+            job = await hg.relay.submit("GET", name, "/x", user="u1")
+            assert (await hg.relay.job(job)).state is JobState.WAITING
+            await hg.relay.cancel(job)
+        assert echo.requests == 6
 
 
 async def test_failed_block_counts_as_sent_and_unsent_one_does_not(hg: Headgate, name: str) -> None:

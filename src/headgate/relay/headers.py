@@ -65,7 +65,7 @@ def user_of(headers: Headers, policy: Upstream) -> str:
     """Read whose request it is."""
     value = first(headers, policy.user_header.lower().encode())
     if not value:
-        raise UserMissing(f"Say in {policy.user_header} whose request this is.")
+        raise UserMissing(f"Say in {policy.user_header} whose request this is.", header=policy.user_header)
     return member_id(value.decode("latin-1"), policy.user_header)
 
 

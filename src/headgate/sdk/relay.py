@@ -24,13 +24,14 @@ from headgate.relay.headers import pause_of, target_of
 from headgate.relay.incoming import Kept
 from headgate.relay.model import JobState, JobView, Order, Outcome, Upstream, UpstreamStatus, UpstreamView
 from headgate.relay.permits import Permit
-from headgate.relay.problems import PermitExpired
+from headgate.relay.problems import PermitExpired, UserMissing
 from headgate.relay.relay import Relay as Feature
 from headgate.sdk.http import Http, problem_of
 from headgate.store import Store
 
 SPARE_SECONDS: Final = 10.0
 LONGEST_WAIT: Final = 86_400.0
+USER_HEADER: Final = "X-User-Id"
 
 
 class RelayResponse(msgspec.Struct, frozen=True):
@@ -260,6 +261,7 @@ class HttpRelay(Relay):
 
     def __init__(self, http: Http) -> None:
         self._http = http
+        self._user_headers: dict[str, str] = {}
 
     async def request(
         self, method: str, upstream: str, path: str, *, user: str, query: str = "", content: bytes = b"",
@@ -305,16 +307,25 @@ class HttpRelay(Relay):
         self, method: str, upstream: str, path: str, user: str, query: str, content: bytes,
         headers: Mapping[str, str] | None, deadline: float | None, permits: int,
     ) -> httpx2.Response:  # fmt: skip
-        sent = {**(headers or {}), "X-User-Id": user, "X-Permits": str(permits)}
+        """Send it; the header that names the user is the upstream's own, which a refusal tells before anything is sent."""
+        sent = {**(headers or {}), "X-Permits": str(permits)}
         if deadline is not None:
             sent["X-Deadline-Ms"] = str(max(1, round(deadline * 1000)))
         address = f"/relay/{quote(upstream, safe='')}{_path(path)}{'?' + query if query else ''}"
         seconds = None if deadline is None else deadline + SPARE_SECONDS
-        response = await self._http.exchange(method, address, content=content, headers=sent, timeout_seconds=seconds)
-        problem = response.headers.get("content-type", "").startswith("application/problem+json")
-        if problem and "x-queue-position" not in response.headers:
-            raise problem_of(response.status_code, response.content)
-        return response
+        while True:
+            named = self._user_headers.get(upstream, USER_HEADER)
+            response = await self._http.exchange(
+                method, address, content=content, headers={**sent, named: user}, timeout_seconds=seconds
+            )
+            problem = response.headers.get("content-type", "").startswith("application/problem+json")
+            if not problem or "x-queue-position" in response.headers:
+                return response
+            error = problem_of(response.status_code, response.content)
+            told = error.members.get("header") if isinstance(error, UserMissing) else None
+            if not isinstance(told, str) or told == named:
+                raise error
+            self._user_headers[upstream] = told
 
     async def _acquire(self, upstream: str, user: str, permits: int, wait: float | None) -> tuple[HeldPermit, float]:
         asked = asyncio.get_running_loop().time()
