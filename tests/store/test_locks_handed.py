@@ -1,0 +1,143 @@
+"""A lock that passes on inside one process: the release gives it to the next in line, whatever becomes of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headgate.kit.problems import StoreUnavailable
+from headgate.locks import Held, Locks
+from headgate.store import Store, StoreSettings, open_store
+from tests.store.cancelling import inject
+from tests.store.lock_world import another, are_waiting, asked, is_free
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
+
+LONG_TTL = 60.0  # far longer than the tests wait: only being told lets the heir go on in time
+
+
+@pytest.fixture
+async def locks(store: Store) -> AsyncIterator[Locks]:
+    async with Locks(store) as made:
+        yield made
+
+
+async def stand_in_line(locks: Locks, place: int = 1, ttl: float = LONG_TTL) -> asyncio.Task[Held]:
+    """Have one more wait, and see it in line."""
+    waiting = asyncio.create_task(locks.lock("a", ttl=ttl).acquire())
+    await eventually(lambda: are_waiting(locks, place))
+    return waiting
+
+
+async def test_the_heir_has_a_whole_lease_and_a_higher_fence_without_asking(locks: Locks) -> None:
+    before = asked()
+    first = await locks.lock("a", ttl=LONG_TTL).acquire()
+    waiting = await stand_in_line(locks, ttl=20)
+    await eventually(lambda: asked() == before + 3)  # the holder, the waiter, and its look once it listens
+    await first.release()
+    heir = await asyncio.wait_for(waiting, 3)
+    assert asked() == before + 3
+    assert heir.fence > first.grant.fence
+    assert 15 < heir.lease_ends - asyncio.get_running_loop().time() < 20
+    state = await locks.show("a")
+    assert (state.held, state.fence, state.waiting) == (True, heir.fence, 0)
+    await heir.release()
+    assert await is_free(locks)
+
+
+async def test_those_of_another_process_keep_their_turn_and_hear_of_it(
+    server: Topology, prefix: str, locks: Locks
+) -> None:
+    async with another(server, prefix) as other:
+        first = await locks.lock("a", ttl=LONG_TTL).acquire()
+        theirs = await stand_in_line(other)
+        ours = await stand_in_line(locks, 2)
+        last = await stand_in_line(other, 3)
+        await first.release()
+        held = await asyncio.wait_for(theirs, 3)
+        assert not ours.done()
+        await held.release()
+        held = await asyncio.wait_for(ours, 3)
+        before = asked()
+        await asyncio.sleep(0.7)  # longer than the grace: nobody takes it for free
+        assert asked() == before
+        await held.release()
+        await (await asyncio.wait_for(last, 3)).release()
+
+
+async def test_a_release_that_is_cancelled_at_any_await_still_hands_over(locks: Locks) -> None:
+    heirs: list[asyncio.Task[Held]] = []
+
+    async def work() -> None:
+        held = await locks.lock("a", ttl=LONG_TTL).acquire()
+        try:
+            heirs.append(asyncio.create_task(locks.lock("a", ttl=LONG_TTL).acquire()))
+            await eventually(lambda: are_waiting(locks, 1), every=0.005)
+        finally:
+            await held.release()
+
+    async def check() -> None:
+        for heir in heirs:
+            await (await asyncio.wait_for(heir, 5)).release()
+        heirs.clear()
+        await eventually(lambda: is_free(locks))
+
+    assert await inject(work, check) >= 4
+
+
+async def test_an_heir_that_is_cancelled_at_any_await_passes_it_on(locks: Locks) -> None:
+    releases: set[asyncio.Task[None]] = set()
+
+    async def release(held: Held) -> None:
+        await asyncio.sleep(0.02)
+        await held.release()
+
+    async def work() -> None:
+        held = await locks.lock("a", ttl=LONG_TTL).acquire(taker=object())
+        task = asyncio.create_task(release(held))
+        releases.add(task)
+        task.add_done_callback(releases.discard)
+        async with locks.lock("a", ttl=LONG_TTL):
+            await asyncio.sleep(0)
+
+    async def check() -> None:
+        await asyncio.gather(*releases)
+        async with locks.lock("a", ttl=LONG_TTL, wait=3):
+            pass
+        await eventually(lambda: is_free(locks))
+
+    assert await inject(work, check) >= 4
+
+
+@pytest.mark.topology("standalone")
+async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server: Standalone, prefix: str) -> None:
+    async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far, Locks(far) as locks:
+            first = await locks.lock("a", ttl=LONG_TTL).acquire()
+            waiting = await stand_in_line(locks)
+            proxy.drop_replies(cut=True)
+            releasing = asyncio.create_task(first.release())
+            await eventually(lambda: are_waiting(near, 0))
+            proxy.heal()
+            await releasing
+            heir = await asyncio.wait_for(waiting, 5)
+            assert heir.fence == (await near.show("a")).fence > first.grant.fence
+            await heir.release()
+
+
+@pytest.mark.topology("standalone")
+async def test_a_release_that_is_never_answered_has_the_heir_ask(server: Standalone, prefix: str) -> None:
+    async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=300)
+        async with open_store(settings) as far, Locks(far) as locks:
+            first = await locks.lock("a", ttl=LONG_TTL).acquire()
+            waiting = await stand_in_line(locks)
+            proxy.drop_replies()
+            with pytest.raises(StoreUnavailable):
+                await first.release()
+            assert await are_waiting(near, 0)
+            proxy.heal()
+            heir = await asyncio.wait_for(waiting, 10)
+            assert heir.fence == (await near.show("a")).fence
+            await heir.release()
