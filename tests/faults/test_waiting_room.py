@@ -98,6 +98,28 @@ async def test_two_workers_at_full_speed_and_one_killed_call_nobody_over_or_twic
     assert await called(world) == 3000
 
 
+async def test_a_rate_of_zero_stops_all_workers_within_a_second_and_resuming_gives_no_burst(
+    server: Topology, store: Store, prefix: str
+) -> None:
+    world = World(store)
+    await world.configure(capacity=100_000, rate_per_second=50, burst=5, tick_ms=100, grace_seconds=1000)
+    with WorkerProcess(server.url, prefix), WorkerProcess(server.url, prefix):
+        for start in range(0, 1000, 250):
+            await asyncio.gather(*(world.enter(f"u{number}") for number in range(start, start + 250)))
+        await eventually(lambda: _more_than(world, 20), 20)
+        await world.configure(rate_per_second=0)
+        await asyncio.sleep(1)
+        paused_at = await called(world)
+        await asyncio.sleep(3)
+        assert await called(world) == paused_at
+        await world.configure(rate_per_second=50)
+        resumed = time.monotonic()
+        await eventually(lambda: _more_than(world, paused_at), 5)
+        await asyncio.sleep(1)
+        more = await called(world) - paused_at
+        assert more <= 5 + 50 * (time.monotonic() - resumed + 0.1), "nothing was stored up beyond the burst"
+
+
 async def _more_than(world: World, number: int) -> bool:
     return await called(world) > number
 
