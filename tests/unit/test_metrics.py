@@ -127,3 +127,44 @@ def test_the_directory_is_made_and_passed_on_to_children(tmp_path: Path) -> None
     )
     assert told.stdout == "True\n"
     assert (tmp_path / "made").is_dir()
+
+
+_OWNER = """
+import sys
+from headgate.kit import metrics
+print(metrics.share(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_what_lives_stays(tmp_path: Path) -> None:
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _OWNER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    def end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate()
+
+    killed, orphan = start()
+    end(killed)
+    living, kept = start()
+    fresh_orphan_stayed = orphan.exists()  # it might be somebody's who has not locked it yet
+    stranger = tmp_path / "headgate-metrics-stranger"
+    stranger.mkdir()
+    for directory in (orphan, kept, stranger):
+        os.utime(directory, (0, 0))
+    last, _ = start()
+    end(last)
+    end(living)
+    assert fresh_orphan_stayed
+    assert not orphan.exists()
+    assert kept.exists()
+    assert stranger.exists()

@@ -18,6 +18,7 @@ from time import monotonic
 
 import msgspec
 
+from headgate.kit.children import signal_child
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 
@@ -85,8 +86,8 @@ class Running:
 
     def end(self) -> None:
         """Ask the child to stop."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        if self._process is not None:
+            signal_child(self._process, signal.SIGTERM)
 
     def kill(self) -> None:
         """End the child and all it started, at once."""
@@ -146,8 +147,7 @@ class Running:
                 await quiet.wait()
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        with suppress(ProcessLookupError):
-            process.terminate()
+        signal_child(process, signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()

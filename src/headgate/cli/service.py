@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
+from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record
 from headgate.sdk import Headgate
@@ -264,8 +265,7 @@ async def _run(command: tuple[str, ...], instance_id: str) -> int:
     passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def pass_on(number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            process.send_signal(number)
+        signal_child(process, number)
 
     for number in passed_on:
         loop.add_signal_handler(number, pass_on, number)
@@ -275,7 +275,7 @@ async def _run(command: tuple[str, ...], instance_id: str) -> int:
         for number in passed_on:
             loop.remove_signal_handler(number)
         if process.returncode is None:
-            process.kill()
+            signal_child(process, signal.SIGKILL)
             await process.wait()
     return 128 - code if code < 0 else code
 

@@ -16,6 +16,7 @@ import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headgate.gateway.worker import Beat
+from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, from_document
 
 STALE_SECONDS: Final = 5.0
@@ -86,9 +87,8 @@ class Worker:
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it runs."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._process is not None:
+            signal_child(self._process, number)
 
     async def _run_once(self) -> Failure | None:
         """Start the process and follow it to its end; give the problem that it died of, if it said one."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.metrics_core import Metric
@@ -35,6 +38,10 @@ _MODES: dict[Across, Literal["livesum", "livemax", "livemin", "livemostrecent"]]
     "latest": "livemostrecent",
 }
 _DEPARTED = "departed"
+_PREFIX = "headgate-metrics-"
+_OWNER = ".owner"
+_NEW_SECONDS = 60.0
+_owned: list[IO[bytes]] = []
 _collectors: list[Collector] = []
 
 
@@ -63,8 +70,11 @@ def share(directory: Path | None = None) -> Path:
 
     Metrics made before this call stay out of it. The caller removes the directory when the last process has gone.
     """
-    made = Path(tempfile.mkdtemp(prefix="headgate-metrics-")) if directory is None else directory
+    if directory is None:
+        _remove_orphans(Path(tempfile.gettempdir()))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX)) if directory is None else directory
     made.mkdir(parents=True, exist_ok=True)
+    _own(made)
     os.environ[DIRECTORY] = str(made)
     if values.ValueClass is values.MutexValue:  # the library looked at the environment when it was imported
         values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
@@ -126,6 +136,26 @@ def _retire(directory: Path) -> None:
                 departed.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
             departed.close()  # type: ignore[no-untyped-call]
         file.unlink(missing_ok=True)
+
+
+def _own(directory: Path) -> None:
+    """Hold a lock in the directory for as long as this process lives, however it ends."""
+    owner = (directory / _OWNER).open("wb")
+    fcntl.flock(owner, fcntl.LOCK_SH)
+    _owned.append(owner)
+
+
+def _remove_orphans(beside: Path) -> None:
+    """Remove directories of ours whose owner was killed before it could."""
+    for directory in beside.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            facts = directory.lstat()
+            ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+            if not ours or time.time() - facts.st_mtime < _NEW_SECONDS:  # one that is being made is not locked yet
+                continue
+            with (directory / _OWNER).open("rb") as owner:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory)
 
 
 def _alive(pid: int) -> bool:

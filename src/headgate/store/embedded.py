@@ -21,6 +21,7 @@ from typing import IO, Final, Self
 
 import structlog
 
+from headgate.kit.children import signal_child
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 
@@ -182,13 +183,13 @@ class Embedded:
         await self._dismiss_watcher()  # before the server's process id can belong to somebody else
         server = self._server
         if server is not None and server.returncode is None:
-            server.terminate()
+            signal_child(server, signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP_SECONDS):
                     await server.wait()
             except TimeoutError:
                 log.warning("embedded store killed", reason="it did not stop in time")
-                server.kill()
+                signal_child(server, signal.SIGKILL)
                 await server.wait()
         self._server = None
         self._disown()
