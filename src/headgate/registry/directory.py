@@ -13,7 +13,7 @@ from headgate.store import Batch, Index, Store, Thing, script
 
 PUT = script(__package__, "locate_put")
 FORGET = script(__package__, "locate_forget")
-SHARDS: Final = 16
+SHARDS: Final = 4
 KEEP_MS: Final = 86_400_000
 REMEMBERED: Final = 100_000
 FORGOTTEN_AT_ONCE: Final = 500

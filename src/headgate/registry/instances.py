@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Sequence
 from time import monotonic
 from typing import Final, cast
 
 import msgspec
 
-from headgate.kit.ids import member_id, new_ulid, thing_name
+from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, NotFound
 from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
@@ -41,11 +42,13 @@ PROTECTION = script(__package__, "protection")
 DISCOVER = script(__package__, "discover")
 
 NOTE_SECONDS: Final = 20.0
+NOTE_ANEW_SECONDS: Final = 0.05
 SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
 KNOWN_SERVICES: Final = 256
 BEATS_AT_ONCE: Final = 250
+REGISTERS_AT_ONCE: Final = 32
 
 LookKey = tuple[Thing, bool | None, tuple[Filter, ...]]
 
@@ -69,6 +72,16 @@ class Registry:
         )
         beat_shared = (self.settings.lease_ms, self.settings.history)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
+        settings = self.settings
+        register_shared = (
+            settings.lease_ms,
+            settings.history,
+            int(settings.override_seconds * 1000),
+            settings.most_instances,
+            settings.protect_from,
+            settings.protect_share,
+        )
+        self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
         self._things: dict[tuple[str, str, str], Thing] = {}
         self._noted: dict[Thing, float] = {}
         self._known: dict[Thing, Known] = {}
@@ -106,7 +119,7 @@ class Registry:
         except HeadgateError as error:
             metrics.HEARTBEATS.labels(error.code).inc()
             raise
-        metrics.HEARTBEATS.labels("ok").inc()
+        metrics.RENEWED.inc()
         return int(cast("bytes", reply))
 
     async def beat_many(self, thing: Thing, beats: Sequence[Beat]) -> list[int | HeadgateError]:
@@ -310,30 +323,22 @@ class Registry:
         await self._note(thing, anew=True)
         if record.check:
             await self.checks.put(thing, SWEEP_IN_MS)
-        registered, _ = await asyncio.gather(
-            self._register(thing, record, mode, registration),
-            self.directory.put(namespace, record.instance_id, thing.name),
-        )
-        return registered
+        noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
+        try:
+            return await self._register(thing, record, mode, registration)
+        finally:
+            await noting
 
     async def _register(self, thing: Thing, record: Record, mode: str, registration: int | None) -> Registered:
-        settings = self.settings
-        ttl_seconds = record.ttl_seconds or settings.ttl_seconds
+        ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
         interval_ms = record.check.interval_seconds * 1000 if record.check else 0
         try:
-            reply = await self.store.run(
-                REGISTER,
+            reply = await self._registers.call(
                 thing,
-                settings.lease_ms,
-                settings.history,
-                int(settings.override_seconds * 1000),
-                settings.most_instances,
-                settings.protect_from,
-                settings.protect_share,
                 record.instance_id,
                 mode,
                 "" if registration is None else registration,
-                new_ulid(),
+                secrets.token_hex(8),
                 int(ttl_seconds * 1000),
                 int(record.ephemeral),
                 int(record.healthy),
@@ -346,21 +351,23 @@ class Registry:
         except HeadgateError as error:
             metrics.REGISTRATIONS.labels(error.code).inc()
             raise
-        metrics.REGISTRATIONS.labels("ok").inc()
+        metrics.REGISTERED.inc()
         revision, number = (int(part) for part in cast("list[bytes]", reply))
         return Registered(record.instance_id, revision, number, ttl_seconds)
 
     async def _note(self, thing: Thing, *, anew: bool = False) -> None:
         """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
 
-        A registration notes it in any case: an empty service is visited rarely, and this one will have a lease to watch.
+        A registration notes it anew: an empty service is visited rarely, and this one will have a lease to watch. Those that
+        come together share one note: nobody visits the service before it is due.
         """
-        if not anew and monotonic() - self._noted.get(thing, -NOTE_SECONDS) < NOTE_SECONDS:
+        now = monotonic()
+        if now - self._noted.get(thing, -NOTE_SECONDS) < (NOTE_ANEW_SECONDS if anew else NOTE_SECONDS):
             return
         if len(self._noted) > 10_000:
             self._noted.clear()
         await self.index.put(thing, SWEEP_IN_MS)
-        self._noted[thing] = monotonic()
+        self._noted[thing] = now
 
     async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
         look = await self.look(thing)

@@ -9,6 +9,7 @@ INSTANCES = gauge(
 )
 REGISTRATIONS = counter("headgate_registry_registrations_total", "registrations", ("outcome",))
 HEARTBEATS = counter("headgate_registry_heartbeats_total", "heartbeats", ("outcome",))
+REGISTERED, RENEWED = REGISTRATIONS.labels("ok"), HEARTBEATS.labels("ok")
 EXPIRATIONS = counter("headgate_registry_expirations_total", "instances whose lease ended", ("service",))
 PROTECTED = gauge("headgate_registry_protected", "1 while expiry is held back in a service", ("service",), across="max")
 WATCHERS = gauge("headgate_registry_watchers", "open watches")

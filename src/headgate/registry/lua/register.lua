@@ -1,13 +1,13 @@
 #!lua
---- Register an instance whole, or renew it whole; one that says what is known already makes no revision.
+--- Register instances whole, or renew them whole; one that says what is known already makes no revision.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
 --- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most (instances)   6 from
----          7 share   8 id   9 mode (register or renew)   10 registration (or empty)   11 nonce   12 ttl_ms
----          13 ephemeral   14 healthy   15 record   16 metadata   17 metrics   18 check (or empty)   19 check_delay_ms
---- RETURNS  revision, registration
+---          7 share   8.. id, mode (register or renew), registration (or empty), nonce, ttl_ms,
+---          ephemeral, healthy, record, metadata, metrics, check (or empty), check_delay_ms
+--- RETURNS  for each: revision, registration
 --- REFUSES  EVICTED SUPERSEDED SERVICE_FULL UNKNOWN_INSTANCE
 --- AGAIN    same answer: the nonce names the attempt
 --@include clock
@@ -16,66 +16,90 @@ local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KE
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local most, from, share = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local id, mode, registration = ARGV[8], ARGV[9], ARGV[10]
-local nonce, ttl_ms, ephemeral, healthy, record = ARGV[11], tonumber(ARGV[12]), ARGV[13], ARGV[14], ARGV[15]
-local labels, figures, check, check_delay_ms = ARGV[16], ARGV[17], ARGV[18], tonumber(ARGV[19])
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
 }
-
 local thing = open_service(meta, context, lease_ms)
-local evicted_until = read_override(redis.call('HGET', overrides, id)).evicted_until
-if evicted_until > thing.now then
-  return redis.error_reply('EVICTED An operator has evicted this instance; it may register again in '
-    .. text_of(math.ceil((evicted_until - thing.now) / 1000)) .. ' s.')
-end
-local state = read_state(redis.call('HGET', states, id))
-if registration ~= '' and not state then
-  return redis.error_reply('UNKNOWN_INSTANCE')
-elseif registration ~= '' and tonumber(registration) < tonumber(state.registration) then
-  return redis.error_reply('SUPERSEDED')
-elseif not state and redis.call('HLEN', states) >= most then
-  return redis.error_reply('SERVICE_FULL')
-end
-if state and mode == 'register' then
-  local deadline = tonumber(redis.call('ZSCORE', deadlines, id) or 0)
-  if state.ephemeral == '1' and deadline <= thing.now and not held(thing, deadlines, from, share) then
-    bury(thing, service, history, id, 'expired', keep_ms)
-    state = nil
+local written, newest_ttl = false, nil
+
+--- Tell why an instance may not be written; nil if it may.
+local function refusal(id, registration, state)
+  local override = redis.call('HGET', overrides, id)
+  local evicted_until = override and read_override(override).evicted_until or 0
+  if evicted_until > thing.now then
+    return 'EVICTED An operator has evicted this instance; it may register again in '
+      .. text_of(math.ceil((evicted_until - thing.now) / 1000)) .. ' s.'
+  elseif registration ~= '' and not state then
+    return 'UNKNOWN_INSTANCE'
+  elseif registration ~= '' and tonumber(registration) < tonumber(state.registration) then
+    return 'SUPERSEDED'
+  elseif not state and redis.call('HLEN', states) >= most then
+    return 'SERVICE_FULL'
   end
+  return nil
 end
 
-local same = state and state.ttl == ttl_ms and state.ephemeral == ephemeral and state.reported == healthy
-  and state.lapsed == '0' and redis.call('HGET', records, id) == record and redis.call('HGET', metadata, id) == labels
-  and (redis.call('HGET', checks, id) or '') == check
-local number = state and state.registration
-if not state or (mode == 'register' and state.nonce ~= nonce) then
-  number = text_of(next_number(thing))
-end
-write_state(service, id, {
-  registration = number, ttl = ttl_ms, ephemeral = ephemeral, reported = healthy,
-  checked = state and check ~= '' and state.checked or '1', lapsed = '0', nonce = nonce,
-})
-redis.call('ZADD', deadlines, text_of(thing.now + ttl_ms), id)
-redis.call('HSET', metrics, id, figures)
-redis.call('ZREM', memory, id)
--- Readers who keep what they know learn from these that it has changed.
-local mark = text_of(next_number(thing))
-redis.call('HSET', meta, 'figures', mark, 'shape', mark)
-if not same then
-  redis.call('HSET', records, id, record)
-  redis.call('HSET', metadata, id, labels)
-  if check == '' then
-    redis.call('HDEL', checks, id)
-    redis.call('HDEL', trials, id)
-    redis.call('ZREM', due, id)
-  else
-    redis.call('HSET', checks, id, check)
-    redis.call('ZADD', due, text_of(thing.now + check_delay_ms), id)
+local function register(id, mode, registration, nonce, ttl_ms, ephemeral, healthy, record, labels, figures, check,
+    check_delay_ms)
+  local state = read_state(redis.call('HGET', states, id))
+  local refused = refusal(id, registration, state)
+  if refused then
+    return {err = refused}
   end
-  redis.call('HSET', meta, 'ttl', text_of(ttl_ms))
-  told(thing, service, history, id)
+  if state and mode == 'register' then
+    local deadline = tonumber(redis.call('ZSCORE', deadlines, id) or 0)
+    if state.ephemeral == '1' and deadline <= thing.now and not held(thing, deadlines, from, share) then
+      bury(thing, service, history, id, 'expired', keep_ms)
+      state = nil
+    end
+  end
+  local same = state and state.ttl == ttl_ms and state.ephemeral == ephemeral and state.reported == healthy
+    and state.lapsed == '0' and redis.call('HGET', records, id) == record
+    and redis.call('HGET', metadata, id) == labels and (redis.call('HGET', checks, id) or '') == check
+  local number = state and state.registration
+  if not state or (mode == 'register' and state.nonce ~= nonce) then
+    number = text_of(next_number(thing))
+  end
+  write_state(service, id, {
+    registration = number, ttl = ttl_ms, ephemeral = ephemeral, reported = healthy,
+    checked = state and check ~= '' and state.checked or '1', lapsed = '0', nonce = nonce,
+  })
+  redis.call('ZADD', deadlines, text_of(thing.now + ttl_ms), id)
+  redis.call('HSET', metrics, id, figures)
+  if not state then
+    redis.call('ZREM', memory, id)
+  end
+  if not same then
+    redis.call('HSET', records, id, record)
+    redis.call('HSET', metadata, id, labels)
+    if check ~= '' then
+      redis.call('HSET', checks, id, check)
+      redis.call('ZADD', due, text_of(thing.now + check_delay_ms), id)
+    elseif state then
+      redis.call('HDEL', checks, id)
+      redis.call('HDEL', trials, id)
+      redis.call('ZREM', due, id)
+    end
+    told(thing, service, history, id)
+    newest_ttl = ttl_ms
+  end
+  written = true
+  return {text_of(revision_of(thing)), number}
 end
-close_feed(thing, changes)
-return {text_of(revision_of(thing)), number}
+
+local replies = {}
+for i = 8, #ARGV, 12 do
+  replies[#replies + 1] = register(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), ARGV[i + 5],
+    ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9], ARGV[i + 10], tonumber(ARGV[i + 11]))
+end
+if written then
+  -- Readers who keep what they know learn from these marks that it has changed.
+  local mark = text_of(next_number(thing))
+  redis.call('HSET', meta, 'figures', mark, 'shape', mark)
+  if newest_ttl then
+    redis.call('HSET', meta, 'ttl', text_of(newest_ttl))
+  end
+  close_feed(thing, changes)
+end
+return replies
