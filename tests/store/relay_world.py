@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from headgate.relay.judge import Limiter, largest_window
@@ -33,16 +34,19 @@ class Counting:
         self.random = random.Random(seed)
         self.delay, self.tail, self.limiter = delay, tail, limiter
         self.arrivals: dict[str, list[float]] = {}
+        self.trips: list[tuple[float, float]] = []
         self.refused = 0
 
     async def call(self, user: str) -> None:
         """Travel, be counted, be worked on, travel back."""
+        left = asyncio.get_running_loop().time()
         await asyncio.sleep(self._way())
         moment = asyncio.get_running_loop().time()
         self.arrivals.setdefault(user, []).append(moment)
         if self.limiter is not None and not self.limiter.arrive(moment):
             self.refused += 1
         await asyncio.sleep(self._way())
+        self.trips.append((left, asyncio.get_running_loop().time()))
 
     def seen(self, count: int) -> bool:
         """Tell whether so many have arrived."""
@@ -50,6 +54,25 @@ class Counting:
 
     def largest(self, user: str, seconds: float) -> int:
         return largest_window(self.arrivals.get(user, ()), seconds)
+
+    def optimum(self, count: int, seconds: float) -> float:
+        """Give the shortest time in which the rule could have made the same trips, one after the other on each permit."""
+        free = [0.0] * count
+        end = 0.0
+        for left, back in sorted(self.trips):
+            start = heapq.heappop(free)
+            end = max(end, start + back - left)
+            heapq.heappush(free, start + back - left + seconds)
+        return end
+
+    def refusals_at_any_phase(self, make: Callable[[float], Limiter], phases: int = 200) -> int:
+        """Let the same arrivals come to limiters whose windows begin elsewhere; give the most that one refuses."""
+        moments = sorted(moment for each in self.arrivals.values() for moment in each)
+        worst = 0
+        for _ in range(phases):
+            limiter = make(self.random.random() * 60)
+            worst = max(worst, sum(not limiter.arrive(moment) for moment in moments))
+        return worst
 
     def _way(self) -> float:
         slow = self.tail * self.random.random() if self.random.random() < 0.05 else 0.0
