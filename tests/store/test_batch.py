@@ -7,12 +7,14 @@ from typing import cast
 
 import anyio
 import pytest
+import uvloop
 
 from headgate.kit.problems import HeadgateError, RateLimited, StoreUnavailable
 from headgate.store import Batch, Store, StoreSettings, Thing, open_store
 from headgate.store.errors import ScriptFailed
+from headgate.store.link import Reply
 from tests.store.scripts import ECHO
-from tests.topology import FaultyProxy, Standalone
+from tests.topology import FaultyProxy, Standalone, Topology
 
 GREETING = "hello"
 
@@ -51,6 +53,20 @@ async def test_things_do_not_mix(batch: Batch, store: Store) -> None:
     await asyncio.gather(*(batch.call(thing, thing.name) for thing in things for _ in range(3)))
     for thing in things:
         assert await store.read(thing, "HGETALL", thing.key("items")) == [thing.name.encode(), b"3"]
+
+
+def test_a_deadline_that_has_passed_troubles_nobody_else_on_another_kind_of_loop(server: Topology, prefix: str) -> None:
+    """The timers of uvloop whose time has come already are of another kind."""
+
+    async def work() -> list[Reply | BaseException]:
+        async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+            batch = Batch(store, ECHO, shared=lambda thing: (GREETING,), most=10)
+            thing = store.thing("t", "default", "x")
+            late = batch.call(thing, "late", deadline=asyncio.get_running_loop().time() - 1)
+            return await asyncio.gather(late, batch.call(thing, "one"), return_exceptions=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(work())[1] == [b"hello", b"one"]
 
 
 async def test_a_refused_item_is_its_callers_alone(batch: Batch, thing: Thing) -> None:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.locks import (
     LockHeld,
     Locks,
 )
+from headgate.locks.line import Waiter
 from headgate.store import Store
 from tests.store.lock_world import another, are_waiting, asked, quiet, scripts
 from tests.topology import Topology, eventually
@@ -106,6 +108,26 @@ async def test_one_release_wakes_one_of_many_and_waiting_sends_nothing(
         for task in waiting:
             task.cancel()
         await (await done.pop()).release()
+
+
+def test_a_line_sets_its_timer_on_another_kind_of_loop_too(server: Topology, prefix: str) -> None:
+    """The timers of uvloop whose time has come already are of another kind."""
+
+    async def work() -> bool:
+        async with another(server, prefix) as locks:
+            line = locks._line(locks.thing("a"))
+            waiter = Waiter("me", 1, 0)
+            line.add(waiter)
+            for as_of in range(1, 4):
+                line.learn(as_of, -1.0)  # the lock has been open for a second
+            async with asyncio.timeout(3):
+                called = await waiter.called.wait()
+            line.remove(waiter)
+            line.depart()
+            return called
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(work())
 
 
 async def test_those_who_wait_hear_of_renewals_and_do_not_ask(server: Topology, prefix: str, locks: Locks) -> None:

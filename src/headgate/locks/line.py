@@ -53,6 +53,7 @@ class Line:
         self._opens_at = self._loop.time()
         self._as_of = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # not every loop's timers know it
         self._listening = ExitStack()
         self._listening.enter_context(store.hints.listen(thing, "events", self._on_hint))
 
@@ -150,10 +151,10 @@ class Line:
             return
         due = self._due()
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._timer_at <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._on_timer)
+        self._timer, self._timer_at = self._loop.call_at(due, self._on_timer), due
 
     def _due(self) -> float:
         return self._opens_at + self._waiters[0].ahead * self._grace + ROUNDING

@@ -48,7 +48,7 @@ class Batch:
         future: asyncio.Future[Reply] = self._loop.create_future()
         limit = self._store.deadline() if deadline is None else deadline
         lane.waiting.append((item, future, limit))
-        if lane.timer is None or limit < lane.timer.when():
+        if lane.timer is None or limit < lane.timer_at:
             self._watch(lane, limit)
         if not lane.scheduled and len(lane.flying) < FLIGHTS:
             lane.scheduled = True
@@ -92,6 +92,7 @@ class Batch:
             lane.timer.cancel()
         # One turn later: after a stall of the loop, an answer that has arrived meanwhile is delivered first.
         lane.timer = self._loop.call_at(limit, self._loop.call_soon, self._expire, lane)
+        lane.timer_at = limit
 
     def _expire(self, lane: _Lane) -> None:
         """Tell those whose time is up, whether they still wait or are on their way; the others stay."""
@@ -148,13 +149,14 @@ _Seat = tuple[tuple[Arg, ...], asyncio.Future[Reply], float]
 class _Lane:
     """The callers of one thing: who waits, who is on the way, and when the first deadline passes."""
 
-    __slots__ = ("flying", "scheduled", "timer", "waiting")
+    __slots__ = ("flying", "scheduled", "timer", "timer_at", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Seat] = deque()
         self.flying: list[list[_Seat]] = []
         self.scheduled = False
         self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0  # not every loop's timers know it
 
 
 def _fail(future: asyncio.Future[Reply], error: Exception) -> None:
