@@ -15,6 +15,7 @@ from headgate.gateway.exchange import Exchange
 from headgate.gateway.listener import Listener, listen
 from headgate.gateway.server import listening
 from headgate.kit.http import Receive, Scope
+from headgate.kit.problems import HeadgateError
 from tests.topology import HOST, eventually
 
 pytestmark = pytest.mark.anyio
@@ -375,6 +376,23 @@ async def test_a_wish_for_another_protocol_is_ignored() -> None:
         answer = await site.exchange(b"GET / HTTP/1.1\r\n" + wish + b"\r\nPRI * HTTP/2.0\r\n\r\n")
         assert parsed(answer)[0] == 200
         assert answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_body_behind_such_a_wish_is_not_taken_for_none() -> None:
+    errors: list[HeadgateError] = []
+
+    async def reads(scope: Scope, receive: Receive, send: Exchange) -> None:
+        assert send.body() is None
+        try:
+            await receive()
+        except HeadgateError as error:
+            errors.append(error)
+        send.whole(400, b"content-length: 0\r\n\r\n", b"")
+
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
+    async with served(reads) as site:
+        assert parsed(await site.exchange(head + b"abc"))[0] == 400
+    assert [error.code for error in errors] == ["malformed"]
 
 
 async def test_one_connection_too_many_is_told_so() -> None:

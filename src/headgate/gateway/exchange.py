@@ -148,7 +148,7 @@ class Exchange:
 
     def body(self) -> bytes | None:
         """Give the whole body if it is here, else None."""
-        if not self.complete or self._told:
+        if not self.complete or self._told or self._broken is not None:
             return None
         self._told = True
         return self._taken() if self._chunks else b""
