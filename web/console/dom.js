@@ -18,10 +18,10 @@ export function fill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
-/** A table with named columns: [{title, value: (row) => node or text, number: bool}]. */
+/** A table with named columns: [{title, value: (row) => node or text, number: bool, minor: bool}]; a phone leaves the minor ones out. */
 export function table(columns, rows, empty) {
   if (!rows.length) return h('p', { class: 'empty' }, empty);
-  const side = (column) => (column.number ? 'number' : null);
+  const side = (column) => [column.number && 'number', column.minor && 'minor'].filter(Boolean).join(' ') || null;
   return h('div', { class: 'wide', tabindex: '0', role: 'region', 'aria-label': columns.map((column) => column.title).filter(Boolean).join(', ') },
     h('table', {},
       h('thead', {}, h('tr', {}, columns.map((column) => (column.title ? h('th', { scope: 'col', class: side(column) }, column.title) : h('td'))))),

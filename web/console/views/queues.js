@@ -18,8 +18,8 @@ export function queues(view, session) {
       { title: 'Waiting', number: true, value: (row) => number(row.waiting) },
       { title: 'Inside', number: true, value: (row) => `${number(row.sessions + row.holds)} / ${seats(row.figures.capacity)}` },
       { title: 'Admitted / s', number: true, value: (row) => number(row.figures.ratePerSecond) },
-      { title: 'Limit / s', number: true, value: (row) => (row.ratePerSecond === null ? 'none' : number(row.ratePerSecond)) },
-      { title: 'Admitted', number: true, value: (row) => number(row.admittedTotal) },
+      { title: 'Limit / s', number: true, minor: true, value: (row) => (row.ratePerSecond === null ? 'none' : number(row.ratePerSecond)) },
+      { title: 'Admitted', number: true, minor: true, value: (row) => number(row.admittedTotal) },
     ], found, 'There is no queue yet.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; list.classList.toggle('stale', Boolean(problem)); } });
 }

@@ -12,7 +12,7 @@ export function services(view, session) {
     fill(list, table([
       { title: 'Service', value: (row) => h('a', { href: `#/services/${encodeURIComponent(row.type)}/${encodeURIComponent(row.group)}` }, `${row.type} / ${row.group}`) },
       { title: 'Healthy', number: true, value: (row) => `${number(row.healthy)} / ${number(row.instances)}` },
-      { title: 'Revision', number: true, value: (row) => h('code', {}, String(row.revision)) },
+      { title: 'Revision', number: true, minor: true, value: (row) => h('code', {}, String(row.revision)) },
       { title: 'Protection', value: (row) => (row.protection.active ? tag(`holding ${row.protection.suspects}`, 'warn') : tag(row.protection.mode, 'plain')) },
     ], found, 'Nothing is registered yet.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
