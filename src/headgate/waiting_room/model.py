@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from enum import StrEnum
+from random import random
 from typing import Final
 
 import msgspec
@@ -182,8 +182,11 @@ class Flow(msgspec.Struct, frozen=True):
 
 def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free: int = 0) -> int:
     """Say when to ask again: soon near the front, seldom far behind, never all together."""
-    base = LEAST_POLL_MS + 20 * max(0, rank - 20 - free)
+    base: float = LEAST_POLL_MS
+    behind = rank - free - 20
+    if behind > 0:
+        base += 20 * behind
     if eta is not None:
-        base = min(base, max(NEAR_POLL_MS, int(eta.low * 500)))
-    base = min(base, MOST_POLL_MS, int(grace_seconds * 400))
-    return max(NEAR_POLL_MS, min(MOST_POLL_MS, int(base * random.uniform(0.8, 1.2))))
+        base = min(base, max(NEAR_POLL_MS, eta.low * 500))
+    base = min(base, MOST_POLL_MS, grace_seconds * 400) * (0.8 + 0.4 * random())
+    return int(max(NEAR_POLL_MS, min(MOST_POLL_MS, base)))
