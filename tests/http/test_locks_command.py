@@ -81,6 +81,15 @@ def test_a_lock_that_is_not_acquired_is_75(shell: Shell, name: str, tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.topology("standalone")
+def test_a_lock_that_no_replica_confirms_is_75_too(shell: Shell, name: str, tmp_path: Path) -> None:
+    code, _, errors = shell.run("run", name, "--replicas", "1", "--", "touch", "ran")
+    assert code == 75
+    assert "replicas" in errors
+    assert not (tmp_path / "ran").exists()
+    assert not shell.state(name)["held"]
+
+
 def test_a_command_that_is_not_there_is_127_and_the_lock_is_free(shell: Shell, name: str) -> None:
     assert shell.run("run", name, "--", "no-such-command-anywhere")[0] == 127
     assert not shell.state(name)["held"]

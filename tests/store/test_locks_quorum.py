@@ -282,9 +282,11 @@ def test_what_is_no_quorum_is_refused() -> None:
             Quorum(urls)
 
 
-async def test_a_ttl_longer_than_the_quorums_is_refused(quorum: Quorum) -> None:
-    with pytest.raises(InvalidRequest):
+async def test_a_ttl_longer_than_the_quorums_and_replicas_are_refused(quorum: Quorum) -> None:
+    with pytest.raises(InvalidRequest, match="ttl"):
         await quorum.lock("a", ttl=LONGEST + 1).acquire()
+    with pytest.raises(InvalidRequest, match="replicas"):
+        await quorum.lock("a", ttl=LONGEST, replicas=1).acquire()
 
 
 async def _healthy(quorum: Quorum) -> bool:
