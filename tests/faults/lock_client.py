@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import time
 from pathlib import Path
+
+import uvloop
 
 from headgate.kit import logs
 from headgate.kit.logs import LogSettings
@@ -53,7 +56,26 @@ async def hold(url: str, prefix: str, file: str, ttl: str) -> None:
                 book.write("refused\n")
 
 
+async def count(url: str, prefix: str, file: str, workers: str, times: str) -> None:
+    """Add to the number in a file, which nothing but the lock guards; each worker so many times."""
+    os.nice(10)  # it takes a minute, and other tests run beside it
+    number = os.open(file, os.O_RDWR)
+
+    async def work() -> None:
+        lock = hg.lock("counter", ttl=30)
+        for _ in range(int(times)):
+            async with lock:
+                seen = int.from_bytes(os.pread(number, 8, 0))
+                await asyncio.sleep(0)
+                os.pwrite(number, (seen + 1).to_bytes(8), 0)
+
+    async with Headgate(url, prefix=prefix) as hg, asyncio.TaskGroup() as group:
+        for _ in range(int(workers)):
+            group.create_task(work())
+
+
 if __name__ == "__main__":
     logs.configure(LogSettings(), "lock client")
     what, *rest = sys.argv[1:]
-    asyncio.run(work(*rest) if what == "work" else hold(*rest))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if what == "count" else None) as runner:
+        runner.run(count(*rest) if what == "count" else work(*rest) if what == "work" else hold(*rest))

@@ -102,6 +102,21 @@ async def test_a_frozen_holder_is_told_when_it_wakes_and_its_write_is_refused(
             assert kept.value == "new"
 
 
+@pytest.mark.topology("standalone")
+async def test_a_hundred_workers_of_several_processes_count_to_a_hundred_thousand(
+    server: Topology, prefix: str, tmp_path: Path
+) -> None:
+    number = tmp_path / "number"
+    number.write_bytes(bytes(8))
+    clients = [
+        Client("count", tmp_path / f"book-{n}", server.url, prefix, str(number), "50", "1000") for n in range(2)
+    ]
+    with ended(*clients):
+        await eventually(lambda: all(client.process.poll() is not None for client in clients), 600)
+        assert [client.process.returncode for client in clients] == [0, 0]
+    assert int.from_bytes(number.read_bytes()) == 100_000
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_histories_with_kills_and_pauses(
     server: Topology, prefix: str, store: Store, tmp_path: Path, seed: int
