@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from headgate.config.dynamic import Definition, definitions_of
@@ -19,7 +21,7 @@ from headgate.config.model import (
     Value,
     check_key,
 )
-from headgate.config.values import Config, content_type_of
+from headgate.config.values import Config, content_type_of, value_of
 from headgate.config.watch import events
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
 from headgate.kit.problems import Forbidden, InvalidRequest, NotFound, TooLarge, VersionConflict
@@ -27,6 +29,8 @@ from headgate.kit.problems import Forbidden, InvalidRequest, NotFound, TooLarge,
 TAG: Final = "config"
 MOST_BODY: Final = 1_310_720
 MOST_BATCH_BODY: Final = 8_388_608
+KEPT: Final = 1024
+MOST_KEPT: Final = 16_384
 
 
 class PublishRequest(Wire, frozen=True):
@@ -167,13 +171,14 @@ class _Api:
             raise NotFound
         if query.version is not None:
             value = await self._config.version(call.namespace, key, query.version)
+            answer = _answer(value, clear=_clear(call))
         else:
-            value = await self._config.get(call.namespace, key)
-        tag = f'"{value.version}"'
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if call.header("if-none-match") == tag:
-            return Answer(status=304, headers=headers)
-        return Answer(value if _clear(call) else value.masked(), headers=headers)
+            entry = await self._config.entry(call.namespace, key)
+            read = _answer_again if len(entry) <= MOST_KEPT else _answer_of
+            answer = read(entry, clear=_clear(call))
+        if call.header("if-none-match") == answer.headers["ETag"]:
+            return Answer(status=304, headers=answer.headers)
+        return answer
 
     async def put(self, call: Call) -> Answer:
         body: PublishRequest = call.body
@@ -225,6 +230,19 @@ class _Api:
         after = int(position) if position and position.isdigit() and len(position) <= 16 else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None
         return Stream(events(self._config, call.namespace, after, clear=_clear(call), keys=keys))
+
+
+def _answer(value: Value, *, clear: bool) -> Answer:
+    body = msgspec.json.encode(value if clear else value.masked())
+    return Answer(body, headers={"ETag": f'"{value.version}"', "Cache-Control": "no-cache"})
+
+
+def _answer_of(entry: bytes, *, clear: bool) -> Answer:
+    return _answer(value_of(entry), clear=clear)
+
+
+# The store is asked each time; only an answer that says the very same is not written again.
+_answer_again = lru_cache(maxsize=KEPT)(_answer_of)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -72,12 +72,16 @@ class Config:
 
     async def get(self, namespace: str, key: str) -> Value:
         """Give a key's newest version; raises UnknownKey."""
+        return value_of(await self.entry(namespace, check_key(key)))
+
+    async def entry(self, namespace: str, key: str) -> bytes:
+        """Give the newest version of a key, which must have been checked, as the store keeps it; raises UnknownKey."""
         metrics.READS.inc()
         thing = self.space(namespace)
-        found = cast("bytes | None", await self.store.read(thing, "HGET", thing.key("values"), check_key(key)))
+        found = cast("bytes | None", await self.store.read(thing, "HGET", thing.key("values"), key))
         if found is None:
             raise UnknownKey(f"There is no key {key} in {namespace}.")
-        return _entries.decode(found).value()
+        return found
 
     async def read(self, namespace: str, keys: Sequence[str] = ()) -> State:
         """Give the named keys that exist, or all, at one moment."""
@@ -202,6 +206,11 @@ class Config:
     async def _snapshot(self, thing: Thing) -> Snapshot[Value]:
         state = await self._state(thing, ())
         return Snapshot(state.values, state.revision, state.epoch)
+
+
+def value_of(entry: bytes) -> Value:
+    """Read a version as the store keeps it."""
+    return _entries.decode(entry).value()
 
 
 def read_update(change: Change) -> Update:
