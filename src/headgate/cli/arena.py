@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from headgate.arena.door import TicketCheck
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
-from headgate.cli.flags import Leash
+from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
 from headgate.cli.presence import live_settings, process_record
@@ -46,14 +46,14 @@ log = structlog.get_logger()
 
 async def arena(
     *,
-    store: str | None = None,
+    store: StoreUrl = None,
     url: str | None = None,
-    host: str | None = None,
+    host: Host = None,
     port: int | None = None,
     address: str | None = None,
     queue: str | None = None,
     capacity: int | None = None,
-    ops_port: int | None = None,
+    ops_port: OpsPort = None,
     demo: Annotated[bool, Parameter(show=False, negative=())] = False,
     leash: Leash = False,
 ) -> int:
@@ -61,12 +61,8 @@ async def arena(
 
     Parameters
     ----------
-    store
-        The store's URL.
     url
         A gateway's URL in the place of a store, with the token in HEADGATE_TOKEN.
-    host
-        Address to listen on.
     port
         Port to listen on.
     address
@@ -75,12 +71,8 @@ async def arena(
         The queue whose players it seats.
     capacity
         Seats that promotion fills.
-    ops_port
-        Port for probes and metrics.
     demo
         Make the queue if it does not exist.
-    leash
-        Stop when stdin ends.
     """
     configuration = read_settings(
         store__url=("--store", store),

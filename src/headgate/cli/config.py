@@ -10,9 +10,10 @@ import sys
 import tempfile
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli.flags import Json
@@ -30,18 +31,23 @@ _ENDINGS: Final = {
 }  # fmt: skip
 _ENDING: Final = {ContentType.YAML: ".yaml", **{kind: ending for ending, kind in _ENDINGS.items() if ending != ".yml"}}
 
+Namespace = Annotated[str, Parameter(help="The namespace.")]
+Key = Annotated[str, Parameter(help="The key.")]
+Reason = Annotated[str, Parameter(help="Why, for those who ask later.")]
+
 
 async def get(
-    namespace: str, key: str | None = None, *, version: int | None = None, url: Url = None, json: Json = False
+    namespace: Namespace,
+    key: Annotated[str | None, Parameter(help="The key.")] = None,
+    *,
+    version: int | None = None,
+    url: Url = None,
+    json: Json = False,
 ) -> None:
     """Print a value, or with no key the names of all.
 
     Parameters
     ----------
-    namespace
-        The namespace.
-    key
-        The key.
     version
         An old version.
     json
@@ -71,15 +77,15 @@ async def get(
 
 
 async def set_value(
-    namespace: str,
-    key: str,
+    namespace: Namespace,
+    key: Key,
     content: str | None = None,
     *,
     file: Path | None = None,
     type: ContentType | None = None,
     version: int | None = None,
     secret: bool | None = None,
-    reason: str = "",
+    reason: Reason = "",
     delete: bool = False,
     url: Url = None,
     json: Json = False,
@@ -88,10 +94,6 @@ async def set_value(
 
     Parameters
     ----------
-    namespace
-        The namespace.
-    key
-        The key.
     content
         The new content; `-` reads it from stdin.
     file
@@ -102,8 +104,6 @@ async def set_value(
         Only if this version is the newest (0: only if there is none).
     secret
         Show it only to those who may see secrets; as before if not said.
-    reason
-        Why, for those who ask later.
     delete
         Delete the key instead; its history stays.
     json
@@ -130,18 +130,8 @@ async def set_value(
         output.say(f"headgate: {key} is at version {made.version}.")
 
 
-async def edit(namespace: str, key: str, *, reason: str = "", url: Url = None) -> int:
-    """Change a value in your editor; nothing is published if somebody else was quicker or you change nothing.
-
-    Parameters
-    ----------
-    namespace
-        The namespace.
-    key
-        The key.
-    reason
-        Why, for those who ask later.
-    """
+async def edit(namespace: Namespace, key: Key, *, reason: Reason = "", url: Url = None) -> int:
+    """Change a value in your editor; nothing is published if somebody else was quicker or you change nothing."""
     async with target(url) as headgate:
         try:
             value = await headgate.config.get(namespace, key)
@@ -161,15 +151,11 @@ async def edit(namespace: str, key: str, *, reason: str = "", url: Url = None) -
     return 0
 
 
-async def history(namespace: str, key: str, *, limit: int = 20, url: Url = None, json: Json = False) -> None:
+async def history(namespace: Namespace, key: Key, *, limit: int = 20, url: Url = None, json: Json = False) -> None:
     """Show a value's versions, newest first.
 
     Parameters
     ----------
-    namespace
-        The namespace.
-    key
-        The key.
     limit
         How many.
     json
@@ -186,15 +172,11 @@ async def history(namespace: str, key: str, *, limit: int = 20, url: Url = None,
     )
 
 
-async def diff(namespace: str, key: str, old: int, new: int | None = None, *, url: Url = None) -> int:
+async def diff(namespace: Namespace, key: Key, old: int, new: int | None = None, *, url: Url = None) -> int:
     """Show what differs between two versions, or between one and the newest; exit 1 if anything does.
 
     Parameters
     ----------
-    namespace
-        The namespace.
-    key
-        The key.
     old
         The older version.
     new
@@ -215,20 +197,14 @@ async def diff(namespace: str, key: str, old: int, new: int | None = None, *, ur
 
 
 async def roll_back(
-    namespace: str, key: str, version: int, *, reason: str = "", url: Url = None, json: Json = False
+    namespace: Namespace, key: Key, version: int, *, reason: Reason = "", url: Url = None, json: Json = False
 ) -> None:
     """Publish an old version's content as a new version.
 
     Parameters
     ----------
-    namespace
-        The namespace.
-    key
-        The key.
     version
         The version to go back to.
-    reason
-        Why, for those who ask later.
     json
         Print JSON.
     """
@@ -240,13 +216,11 @@ async def roll_back(
         output.say(f"headgate: {key} is at version {made.version}, with the content of version {version}.")
 
 
-async def watch(namespace: str, *, url: Url = None, json: Json = False) -> None:
+async def watch(namespace: Namespace, *, url: Url = None, json: Json = False) -> None:
     """Follow a namespace: what is there, then every change, until Ctrl-C.
 
     Parameters
     ----------
-    namespace
-        The namespace.
     json
         Print one line of JSON for each change, with its content.
     """
@@ -272,13 +246,11 @@ async def watch(namespace: str, *, url: Url = None, json: Json = False) -> None:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def export(namespace: str, directory: Path, *, url: Url = None) -> None:
+async def export(namespace: Namespace, directory: Path, *, url: Url = None) -> None:
     """Write all values of a namespace into a directory, one file each, for git.
 
     Parameters
     ----------
-    namespace
-        The namespace.
     directory
         Where to; made if it does not exist.
     """
@@ -292,22 +264,24 @@ async def export(namespace: str, directory: Path, *, url: Url = None) -> None:
 
 
 async def import_files(
-    namespace: str, directory: Path, *, prune: bool = False, dry_run: bool = False, reason: str = "", url: Url = None
+    namespace: Namespace,
+    directory: Path,
+    *,
+    prune: bool = False,
+    dry_run: bool = False,
+    reason: Reason = "",
+    url: Url = None,
 ) -> None:
     """Publish what a directory of files says, as far as it differs; all at once, or nothing.
 
     Parameters
     ----------
-    namespace
-        The namespace.
     directory
         The directory, as `export` writes it.
     prune
         Delete the keys that have no file.
     dry_run
         Only show what would change.
-    reason
-        Why, for those who ask later.
     """
     wanted = await asyncio.to_thread(_read_files, directory)
     async with target(url) as headgate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.cli.edge import gateway_application, serve_edge
-from headgate.cli.flags import Leash
+from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
 from headgate.cli.process import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
@@ -11,10 +11,10 @@ from headgate.gateway.settings import GatewaySettings
 
 async def gateway(
     *,
-    store: str | None = None,
-    host: str | None = None,
+    store: StoreUrl = None,
+    host: Host = None,
     port: int | None = None,
-    ops_port: int | None = None,
+    ops_port: OpsPort = None,
     workers: int | None = None,
     leash: Leash = False,
 ) -> int:
@@ -22,18 +22,10 @@ async def gateway(
 
     Parameters
     ----------
-    store
-        The store's URL.
-    host
-        Address to listen on.
     port
         Port to listen on.
-    ops_port
-        Port for probes and metrics.
     workers
         Processes that answer requests.
-    leash
-        Stop when stdin ends.
     """
     configuration = read_settings(
         store__url=("--store", store),

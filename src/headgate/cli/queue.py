@@ -26,6 +26,7 @@ COLUMNS: Final = (
     "queue", "state", "waiting", "away", "holds", "sessions", "capacity", "admitted", "per second",
 )  # fmt: skip
 
+Queue = Annotated[str, Parameter(help="The queue's name.")]
 Namespace = Annotated[str, Parameter(name="--namespace", help="The queue's namespace.")]
 Yes = Annotated[bool, Parameter(name="--yes", negative=(), help="Do not ask.")]
 
@@ -46,13 +47,11 @@ async def list_queues(*, namespace: Namespace = "default", url: Url = None, json
         output.table(COLUMNS, [_row(view) for view in found], empty="There are no queues.")
 
 
-async def show(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+async def show(queue: Queue, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
     """Show a queue: its policy, its version and how it stands.
 
     Parameters
     ----------
-    queue
-        Its name.
     json
         Print JSON.
     """
@@ -61,14 +60,12 @@ async def show(queue: str, *, namespace: Namespace = "default", url: Url = None,
 
 
 async def create(
-    queue: str, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
+    queue: Queue, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
 ) -> None:
     """Make a queue; with `capacity` its seats are fixed, without they are its servers'.
 
     Parameters
     ----------
-    queue
-        Its name.
     policy
         Fields of its policy, such as capacity=100 ratePerSecond=5 graceSeconds=60.
     json
@@ -80,14 +77,12 @@ async def create(
 
 
 async def set_policy(
-    queue: str, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
+    queue: Queue, *policy: str, namespace: Namespace = "default", url: Url = None, json: Json = False
 ) -> None:
     """Change a queue while it runs; what is not named stays.
 
     Parameters
     ----------
-    queue
-        Its name.
     policy
         Fields of its policy, such as ratePerSecond=5 or maxLength=null.
     json
@@ -101,46 +96,26 @@ async def set_policy(
         _print(await headgate.queues.configure(queue, change), json=json)
 
 
-async def pause(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
-    """Stop calling people; tickets and sessions stay.
-
-    Parameters
-    ----------
-    queue
-        Its name.
-    """
+async def pause(queue: Queue, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """Stop calling people; tickets and sessions stay."""
     await _operate(queue, "pause", namespace, url)
 
 
-async def resume(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
-    """End a pause or a drain.
-
-    Parameters
-    ----------
-    queue
-        Its name.
-    """
+async def resume(queue: Queue, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """End a pause or a drain."""
     await _operate(queue, "resume", namespace, url)
 
 
-async def drain(queue: str, *, namespace: Namespace = "default", url: Url = None) -> None:
-    """Take nobody new; those in line are served.
-
-    Parameters
-    ----------
-    queue
-        Its name.
-    """
+async def drain(queue: Queue, *, namespace: Namespace = "default", url: Url = None) -> None:
+    """Take nobody new; those in line are served."""
     await _operate(queue, "drain", namespace, url)
 
 
-async def admit(queue: str, count: int, *, namespace: Namespace = "default", url: Url = None) -> None:
+async def admit(queue: Queue, count: int, *, namespace: Namespace = "default", url: Url = None) -> None:
     """Call so many people now, beyond rate and pause; seats still count.
 
     Parameters
     ----------
-    queue
-        Its name.
     count
         How many.
     """
@@ -149,39 +124,25 @@ async def admit(queue: str, count: int, *, namespace: Namespace = "default", url
     await _operate(queue, "admit", namespace, url, count)
 
 
-async def reset(queue: str, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
-    """Begin anew: everybody in line loses their place, tickets are void.
-
-    Parameters
-    ----------
-    queue
-        Its name.
-    """
+async def reset(queue: Queue, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
+    """Begin anew: everybody in line loses their place, tickets are void."""
     _confirm(f"Everybody waiting in {queue} will lose their place. Type the queue's name to go on: ", queue, yes=yes)
     await _operate(queue, "reset", namespace, url)
 
 
-async def delete(queue: str, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
-    """Delete a queue and everything in it.
-
-    Parameters
-    ----------
-    queue
-        Its name.
-    """
+async def delete(queue: Queue, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
+    """Delete a queue and everything in it."""
     _confirm(f"{queue} and everybody in it will be gone. Type the queue's name to go on: ", queue, yes=yes)
     async with _client(url, namespace) as headgate:
         await headgate.queues.delete(queue)
     output.say(f"{queue} deleted")
 
 
-async def audit(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+async def audit(queue: Queue, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
     """Show who changed what, newest first.
 
     Parameters
     ----------
-    queue
-        Its name.
     json
         Print JSON.
     """
@@ -198,14 +159,12 @@ async def audit(queue: str, *, namespace: Namespace = "default", url: Url = None
 
 
 async def history(
-    queue: str, *, minutes: int = 60, namespace: Namespace = "default", url: Url = None, json: Json = False
+    queue: Queue, *, minutes: int = 60, namespace: Namespace = "default", url: Url = None, json: Json = False
 ) -> None:
     """Show what happened by the minute.
 
     Parameters
     ----------
-    queue
-        Its name.
     minutes
         How many minutes.
     json
@@ -230,13 +189,11 @@ async def history(
     )
 
 
-async def watch(queue: str, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
+async def watch(queue: Queue, *, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
     """Follow a queue, once a second, until Ctrl-C.
 
     Parameters
     ----------
-    queue
-        Its name.
     json
         Print one line of JSON a second.
     """

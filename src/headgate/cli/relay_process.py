@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from headgate.cli.edge import relay_application, serve_edge
-from headgate.cli.flags import Leash
+from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
 from headgate.cli.process import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
@@ -20,10 +20,10 @@ SPARE_SECONDS = 2.0
 
 async def relay(
     *,
-    store: str | None = None,
-    host: str | None = None,
+    store: StoreUrl = None,
+    host: Host = None,
     port: int | None = None,
-    ops_port: int | None = None,
+    ops_port: OpsPort = None,
     workers: int | None = None,
     demo: Annotated[bool, Parameter(negative=(), show=False)] = False,
     leash: Leash = False,
@@ -32,20 +32,12 @@ async def relay(
 
     Parameters
     ----------
-    store
-        The store's URL.
-    host
-        Address to listen on.
     port
         Port to listen on (8082 unless set).
-    ops_port
-        Port for probes and metrics.
     workers
         Processes that relay requests.
     demo
         Also run a strict upstream to try it on.
-    leash
-        Stop when stdin ends.
     """
     configuration = read_settings(
         store__url=("--store", store),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from headgate.cli.flags import Leash
+from headgate.cli.flags import Leash, OpsPort, StoreUrl
 from headgate.cli.local_store import local_store
 from headgate.cli.presence import process_record
 from headgate.cli.process import begin, listen_operations, store_trouble
@@ -19,18 +19,8 @@ from headgate.store import StoreSettings, open_store
 log = structlog.get_logger()
 
 
-async def worker(*, store: str | None = None, ops_port: int | None = None, leash: Leash = False) -> int:
-    """Run promotion, sweeps, health checks and other due work; any number of workers may run.
-
-    Parameters
-    ----------
-    store
-        The store's URL.
-    ops_port
-        Port for probes and metrics.
-    leash
-        Stop when stdin ends.
-    """
+async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Leash = False) -> int:
+    """Run promotion, sweeps, health checks and other due work; any number of workers may run."""
     configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
     begin(configuration, "worker", leash=leash)
     async with Life() as life, local_store(configuration, life.end) as url:
