@@ -68,6 +68,20 @@ async def test_answered_requests_leave_nothing_in_the_log(
         assert "failed" not in relay.log[before:]
 
 
+async def test_client_that_leaves_in_the_middle_of_an_answer_is_no_error(
+    relay: RelayProcess, client: httpx2.AsyncClient, name: str
+) -> None:
+    async with Echo().open() as echo:
+        await put(client, name, echo.url, {"count": 50, "seconds": 1})
+        before = len(relay.log)
+        for _ in range(5):
+            path = f"/relay/{name}/download?bytes=20000000"
+            async with client.stream("GET", path, headers={"X-User-Id": "u1"}) as answer:
+                assert await anext(answer.aiter_bytes())
+        await eventually(lambda: relay.log[before:].count("an answer broke off") == 5)
+        assert "failed" not in relay.log[before:]
+
+
 async def test_flood_is_accepted_and_never_trips_the_limit(client: httpx2.AsyncClient, name: str) -> None:
     delays = Delays(0.01, tail=0.3)
     async with StrictUpstream(lambda: SlidingLog(5, 1.0, strict=True), delays).open() as upstream:

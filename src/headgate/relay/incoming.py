@@ -138,6 +138,7 @@ class Attendance:
         self._drain_seconds = drain_seconds
         self._reason: BaseException | None = None
         self._over = False
+        self.begun = False
         self._timer: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[None] | None = None
         call.departure().add_done_callback(self._departed)
@@ -148,7 +149,9 @@ class Attendance:
         """Give a `send` that ends the attendance before the last word goes out: who leaves after that misses nothing."""
 
         def sending(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
+            if message["type"] == "http.response.start":
+                self.begun = True
+            elif not message.get("more_body", False):
                 self._over = True
             return send(message)
 

@@ -12,10 +12,11 @@ from typing import Final
 from urllib.parse import unquote
 
 import msgspec
+import structlog
 
 from headgate.kit import traces
 from headgate.kit.http import Call, Receive, Scope, Send, Stopping
-from headgate.kit.problems import NotFound, TooLarge
+from headgate.kit.problems import HeadgateError, NotFound, TooLarge
 from headgate.relay.forward import Answer, Forwarder, Request
 from headgate.relay.headers import (
     Headers,
@@ -36,6 +37,7 @@ from headgate.relay.upstreams import Upstreams
 PREFIX: Final = b"/relay/"
 LONGEST_DEADLINE_MS: Final = 86_400_000
 
+log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
@@ -71,15 +73,27 @@ class Proxy:
         # With the last word the client need not stay: it is not cancelled for leaving then.
         send = attendance.until_last(send)
         try:
-            if wants_job(headers):
-                await self._accept(view, request, path, scope["query_string"], wait_ms, send)
+            await self._serve(view, request, path, scope["query_string"], wait_ms, send, attendance)
+        except HeadgateError as error:
+            if not attendance.begun:
+                raise
+            # Half of an answer is out: the server breaks the connection, so that nobody takes it for a whole one.
+            log.info("an answer broke off", upstream=name, code=error.code)
+        finally:
+            await attendance.end()
+
+    async def _serve(
+        self, view: UpstreamView, request: Request, path: bytes, query: bytes, wait_ms: int, send: Send,
+        attendance: Attendance,
+    ) -> None:  # fmt: skip
+        try:
+            if wants_job(request.headers):
+                await self._accept(view, request, path, query, wait_ms, send)
             else:
                 await self._relay(view, request, wait_ms, send)
         except asyncio.CancelledError:
             attendance.explain()
             raise
-        finally:
-            await attendance.end()
 
     async def _relay(self, view: UpstreamView, request: Request, wait_ms: int, send: Send) -> None:
         deadline = self._loop.time() + wait_ms / 1000
