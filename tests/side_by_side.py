@@ -31,8 +31,8 @@ def workers(config: pytest.Config) -> int:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put slow folders first, and keep tests together that share a fixture of their module."""
-    items.sort(key=lambda item: _turn(item.path))
+    """Put first what runs alone, then slow folders; keep tests together that share a fixture of their module."""
+    items.sort(key=lambda item: (not _alone(item), _turn(item.path)))
     for item in items:
         if _shares_with_its_module(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -47,9 +47,8 @@ def room(item: pytest.Item) -> Iterator[None]:
         return
     with (directory / "turnstile").open("w") as turnstile, (directory / "room").open("w") as inside:
         fcntl.flock(turnstile, fcntl.LOCK_EX)
-        alone = item.get_closest_marker("alone") is not None
-        fcntl.flock(inside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        if not alone:
+        fcntl.flock(inside, fcntl.LOCK_EX if _alone(item) else fcntl.LOCK_SH)
+        if not _alone(item):
             fcntl.flock(turnstile, fcntl.LOCK_UN)
         yield
 
@@ -63,6 +62,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def _directory(config: pytest.Config) -> Path | None:
     """Give the directory that only the workers of this run have in common; None where there are no workers."""
     return Path(config.option.basetemp).parent if hasattr(config, "workerinput") else None
+
+
+def _alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 def _turn(path: Path) -> int:
