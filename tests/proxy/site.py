@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,11 +46,16 @@ def site() -> Iterator[int]:
 
 
 @contextmanager
-def nginx(gateway_port: int, site_port: int, *, board_cache: bool = False) -> Iterator[str]:
-    """Run nginx with our configuration and the four lines that it asks for, and with the board's cache if wanted."""
+def nginx(gateway_port: int, site_port: int, *, board_cache: bool = False, fail_open: bool = False) -> Iterator[str]:
+    """Run nginx with our configuration and the four lines that it asks for, with the board's cache or the other choice if wanted."""
     program, directory, port = need("nginx"), reaper().directory("nginx"), free_port()
     cache = f"proxy_cache_path {directory}/cache keys_zone=headgate:1m max_size=16m inactive=1m;" if board_cache else ""
     board = f"include {DEPLOY}/nginx/headgate-board.conf;" if board_cache else ""
+    shipped = (DEPLOY / "nginx" / "headgate.conf").read_text()
+    if fail_open:
+        shipped, changed = re.subn(r"return 503 .*;", f"proxy_pass http://{HOST}:{site_port};", shipped)
+        assert changed == 1
+    (directory / "headgate.conf").write_text(shipped)
     # The cache's directory must belong to the workers, and whoever runs tests as root has a directory that is root's.
     user = "user root;" if os.geteuid() == 0 else ""
     (directory / "nginx.conf").write_text(f"""
@@ -65,7 +71,7 @@ http {{
     upstream headgate {{ server {HOST}:{gateway_port}; keepalive 64; }}
     server {{
         listen {HOST}:{port};
-        include {DEPLOY}/nginx/headgate.conf; {board}
+        include {directory}/headgate.conf; {board}
         location / {{
             auth_request /_headgate;
             add_header   Set-Cookie $headgate_cookie always;
