@@ -157,3 +157,27 @@ async def test_stopping_relay_finishes_what_it_has(server: Topology, name: str) 
             assert [answer.status_code for answer in answers] == [200] * 4
             assert upstream.refused == 0
         assert stopping.wait() == 0
+
+
+async def test_stopping_relay_waits_no_longer_than_it_may(server: Topology, name: str) -> None:
+    """Whoever waits beyond that is told to ask another; whoever leaves meanwhile is not waited for."""
+    with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "2"}) as stopping:
+        headers = {"X-API-Token": stopping.token, "X-User-Id": "u1"}
+        async with (
+            StrictUpstream().open() as upstream,
+            httpx2.AsyncClient(base_url=stopping.url, headers=headers, timeout=30) as mine,
+            httpx2.AsyncClient(base_url=stopping.url, headers=headers, timeout=30) as leaving,
+        ):
+            await put(mine, name, upstream.url, 1, 60.0)
+            await mine.get(f"/relay/{name}/x")
+            waiting = asyncio.ensure_future(mine.get(f"/relay/{name}/x"))
+            left = asyncio.ensure_future(leaving.get(f"/relay/{name}/x"))
+            await eventually(lambda: _waiting(mine, name, 2))
+            os.kill(stopping.pid, signal.SIGTERM)
+            left.cancel()
+            await asyncio.wait((left,))
+            told = await waiting
+            assert (told.status_code, told.json()["code"]) == (503, "stopping")
+            assert told.headers["retry-after"] == "1"
+        assert stopping.wait() == 0
+        assert upstream.count == 1
