@@ -379,7 +379,7 @@ def is_secure(call: Call) -> bool:
     """Tell whether the visitor came by https: by the connection, or by the word of the proxy in front."""
     told = call.headers.get(b"x-forwarded-proto")
     if told:
-        return told.split(b",")[0].strip() == b"https"
+        return told == b"https" or (b"," in told and told.split(b",")[0].strip() == b"https")
     scheme: str = call.scope.get("scheme", "http")
     return scheme == "https"
 

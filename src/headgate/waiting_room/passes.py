@@ -127,7 +127,7 @@ def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> s
 def read_cookie(header: bytes | None, *, secure: bool) -> str:
     """Find our cookie in a Cookie header, empty if it is not there; on https only the host-bound name counts."""
     wanted = _HTTPS if secure else _HTTP
-    if not header:
+    if not header or wanted not in header:
         return ""
     for part in header.split(b";"):
         part = part.strip()
