@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import uvloop
@@ -56,6 +57,20 @@ async def hold(url: str, prefix: str, file: str, ttl: str) -> None:
                 book.write("refused\n")
 
 
+async def crowd(url: str, prefix: str, file: str, waiters: str) -> None:
+    """Have so many wait; whoever gets the lock writes it down and keeps it."""
+    with Path(file).open("a", buffering=1) as book:
+
+        async def wait() -> None:
+            async with hg.lock("a", ttl=60) as held:
+                book.write(f"held {held.fence}\n")
+                await asyncio.Event().wait()
+
+        async with Headgate(url, prefix=prefix) as hg, asyncio.TaskGroup() as group:
+            for _ in range(int(waiters)):
+                group.create_task(wait())
+
+
 async def count(url: str, prefix: str, file: str, workers: str, times: str) -> None:
     """Add to the number in a file, which nothing but the lock guards; each worker so many times."""
     os.nice(10)  # it takes a minute, and other tests run beside it
@@ -77,5 +92,11 @@ async def count(url: str, prefix: str, file: str, workers: str, times: str) -> N
 if __name__ == "__main__":
     logs.configure(LogSettings(), "lock client")
     what, *rest = sys.argv[1:]
+    verbs: dict[str, Callable[..., Coroutine[None, None, None]]] = {
+        "work": work,
+        "hold": hold,
+        "crowd": crowd,
+        "count": count,
+    }
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if what == "count" else None) as runner:
-        runner.run(count(*rest) if what == "count" else work(*rest) if what == "work" else hold(*rest))
+        runner.run(verbs[what](*rest))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from headgate.locks import Locks
 from headgate.store import Store
 from tests.store.lock_history import History, Holding
+from tests.store.lock_world import another, are_waiting, quiet, scripts
 from tests.topology import Topology, eventually, reaper, wait_until
 
 PROCESSES = 5
@@ -100,6 +101,28 @@ async def test_a_frozen_holder_is_told_when_it_wakes_and_its_write_is_refused(
             kept = await locks.fenced_get("row")
             assert kept is not None
             assert kept.value == "new"
+
+
+async def test_one_release_wakes_one_of_two_hundred_in_ten_processes(
+    fresh_server: Callable[..., Topology], prefix: str, tmp_path: Path
+) -> None:
+    server = fresh_server()
+    books = [tmp_path / f"book-{n}" for n in range(10)]
+    async with another(server, prefix) as locks:
+        async with locks.lock("a"):
+            pass  # from here on the server knows every script
+        held = await locks.lock("a", ttl=600).acquire()
+        clients = [Client("crowd", book, server.url, prefix, str(book), "20") for book in books]
+        with ended(*clients):
+            await eventually(lambda: are_waiting(locks, 200), 120)
+            await eventually(lambda: quiet(server), 30)
+            before = scripts(server)
+            await held.release()
+            await eventually(lambda: sum(len(client.lines()) for client in clients) == 1)
+            await asyncio.sleep(0.8)  # longer than the grace of the runner-up
+            assert sum(len(client.lines()) for client in clients) == 1
+            assert scripts(server) - before == 2  # one release, one acquisition
+            assert await are_waiting(locks, 199)
 
 
 @pytest.mark.topology("standalone")
