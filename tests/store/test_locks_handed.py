@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.locks import Held, Locks
+from headgate.locks import Held, Locks, NotHolder
 from headgate.store import Store, StoreSettings, open_store
 from tests.store.cancelling import inject
 from tests.store.lock_world import another, are_waiting, asked, is_free
@@ -141,3 +141,32 @@ async def test_a_release_that_is_never_answered_has_the_heir_ask(server: Standal
             heir = await asyncio.wait_for(waiting, 10)
             assert heir.fence == (await near.show("a")).fence
             await heir.release()
+
+
+async def test_a_release_in_anothers_name_that_is_cancelled_at_any_await_still_hands_over(locks: Locks) -> None:
+    """As a gateway does it for those who ask over HTTP, and hang up."""
+    heirs: list[asyncio.Task[Held]] = []
+
+    async def work() -> None:
+        try:
+            await locks.release_as("default", "a", "me")
+        except NotHolder:
+            return
+
+    async def check() -> None:
+        if await are_waiting(locks, 1):
+            await locks.release_as("default", "a", "me")
+        for heir in heirs:
+            await (await asyncio.wait_for(heir, 5)).release()
+        heirs.clear()
+        await prepare()
+
+    async def prepare() -> None:
+        await locks.grant(locks.lock("a", ttl=LONG_TTL).want, "me")
+        heirs.append(await stand_in_line(locks))
+
+    await prepare()
+    assert await inject(work, check) >= 1
+    for heir in heirs:
+        heir.cancel()
+    await locks.give_up(locks.lock("a").want, "me")

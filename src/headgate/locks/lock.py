@@ -19,7 +19,6 @@ from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailabl
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
 from headgate.locks.model import (
-    LONGEST_TTL,
     Grant,
     LockEvent,
     LockHeld,
@@ -214,13 +213,16 @@ class Locks(LockSource):
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
         """Give a lock back in a holder's name; raises NotHolder."""
-        want = Want(namespace, name, LONGEST_TTL)
+        want = Want(namespace, name, 1.0)
         try:
             await self._release(want, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
         except (NotHolder, InvalidRequest):
             raise
         except BaseException:
-            self.leave_soon(want, holder)
+            # It may have been given to one who waits here and will not hear of it.
+            line = self._lines.get(self.thing(name, namespace))
+            if line is not None:
+                line.call_all()
             raise
 
     async def give_up(self, want: Want, holder: str) -> None:
