@@ -1,0 +1,85 @@
+"""What operators are told: mass-expiry protection and health, both when they come and when they pass."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
+from headgate.registry.checks import Checker
+from headgate.registry.health import Prober
+from headgate.registry.instances import Registry
+from headgate.registry.model import Beat, Record
+from headgate.registry.sweep import Sweeper
+from headgate.store import Store
+from tests.store.test_registry_health import LOCAL, NS, check_of, site, steps
+from tests.topology import free_port
+
+pytestmark = pytest.mark.anyio
+TARGET = AlertTarget("http://127.0.0.1:1/", "generic")
+
+
+def raised(alerts: Alerts) -> list[tuple[str, bool]]:
+    """Give the kinds of the alerts in line, and whether each says that it is over."""
+    return [(alert.kind, alert.resolved) for alert in alerts._waiting]
+
+
+async def test_protection_is_told_when_it_begins_and_when_it_ends(store: Store) -> None:
+    registry, alerts = Registry(store), Alerts(TARGET)
+    sweeper, thing = Sweeper(registry, alerts), registry.service(NS, "game", "g")
+    names = [f"i{number}" for number in range(10)]
+    for name in names:
+        await registry.register(NS, Record(type="game", group="g", instance_id=name, ttl_seconds=5))
+    store.advance_clock(5500)
+    await sweeper.sweep(thing)
+    assert raised(alerts) == [("protection", False)]
+    assert len((await registry.discover(NS, "game", "g")).instances) == 10
+    await asyncio.gather(*(registry.beat(thing, Beat(name)) for name in names))
+    await sweeper.sweep(thing)
+    assert raised(alerts) == [("protection", False), ("protection", True)]
+    assert len({alert.key for alert in alerts._waiting}) == 1, "the second ends the first"
+
+
+async def test_health_is_told_when_it_goes_and_when_it_is_back(store: Store) -> None:
+    registry, alerts = Registry(store), Alerts(TARGET)
+    checker = Checker(registry, Prober(LOCAL), alerts)
+    async with site() as web:
+        web.status = 500
+        await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check_of(web.port)))
+
+        async def told(kind: tuple[str, bool]) -> bool:
+            return kind in raised(alerts)
+
+        await steps(checker, lambda: told(("health", False)))
+        web.status = 200
+        await steps(checker, lambda: told(("health", True)))
+    assert raised(alerts) == [("health", False), ("health", True)]
+
+
+async def test_without_a_target_nothing_is_kept() -> None:
+    alerts = Alerts()
+    alerts.raise_alert("death", "x", namespace="default", service="game/g", key="k")
+    assert raised(alerts) == []
+
+
+async def test_an_alert_that_nobody_takes_holds_up_the_next_only_for_its_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.registry.alerts.FIRST_PAUSE", 0.01)
+    alerts = Alerts(AlertTarget(f"http://127.0.0.1:{free_port()}/"))
+    for number in range(3):
+        alerts.raise_alert("death", f"{number}", namespace="default", service="game/g", key=f"k{number}")
+    sending = asyncio.ensure_future(alerts.run())
+    async with asyncio.timeout(20):
+        while alerts._waiting:
+            await asyncio.sleep(0.05)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
+def test_pagerduty_resolves_what_it_triggered() -> None:
+    alert = Alert("protection", "held", "default", "game/g", "2026-01-01T00:00:00Z", True, "key")
+    body = body_of(alert, AlertTarget("https://events.pagerduty.com/v2/enqueue", "pagerduty", "routing"))
+    assert isinstance(body, dict)
+    assert (body["event_action"], body["dedup_key"]) == ("resolve", "key")
+    assert body["payload"]["severity"] == "critical"
+    assert set(body["payload"]) >= {"summary", "source", "severity"}
