@@ -14,6 +14,7 @@ from headgate.store import Store, StoreSettings, acl, open_store
 from tests.processes import Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
 from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
+from tests.side_by_side import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.topology import KINDS, Topology
 
 # What tests send themselves to look behind the door; the product must not need it.
@@ -37,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
 
 
-@pytest.hookimpl(optionalhook=True)  # for those who have no xdist
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return workers(config)
 

@@ -11,9 +11,11 @@ import fcntl
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Tests wait for processes, leases and clocks about as long as they compute.
 WORKERS_PER_CORE = 2
@@ -31,11 +33,20 @@ def workers(config: pytest.Config) -> int:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put first what runs alone, then slow folders; keep tests together that share a fixture of their module."""
+    """Put first what runs alone, then slow folders."""
     items.sort(key=lambda item: (not _alone(item), _turn(item.path)))
-    for item in items:
-        if _shares_with_its_module(item):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
+    """Give out tests one by one, but those of a file together where they share a fixture of their module."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if _shares_a_fixture(self.config.rootpath / file) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @contextmanager
@@ -73,7 +84,7 @@ def _turn(path: Path) -> int:
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
-def _shares_with_its_module(item: pytest.Item) -> bool:
-    known = getattr(item, "_fixtureinfo", None)  # where pytest keeps what a test asks for, directly and not
-    definitions = known.name2fixturedefs.values() if known else ()
-    return any(one.scope == "module" for several in definitions for one in several)
+@cache
+def _shares_a_fixture(file: Path) -> bool:
+    seen = (file, file.parent / "conftest.py")
+    return any(path.exists() and 'scope="module"' in path.read_text() for path in seen)
