@@ -28,9 +28,13 @@ async def main(case: str, port: int, seconds: float, number: int) -> dict[str, o
         if case == "contended":
             return await contend(hg, seconds, number)
         names = ["bench"] if case == "alone" else [f"bench-{n}" for n in range(number)]
-        for name in names:
-            await pair(name)
         tasks = 1 if case == "alone" else min(number, 64)
+
+        async def warm(first: int) -> None:
+            for name in names[first::tasks]:
+                await pair(name)
+
+        await asyncio.gather(*(warm(n) for n in range(tasks)))
         return await race(pair, names, tasks, seconds) | {"warm": len(names)}
 
 
