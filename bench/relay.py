@@ -265,12 +265,13 @@ def table(races: Sequence[Race]) -> list[str]:
 def main(arguments: list[str]) -> None:
     """Run the race, then the cost."""
     parser = argparse.ArgumentParser(prog="./dev bench relay")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="how often the cost of a request is measured")
+    parser.add_argument("--races", type=int, default=2, help="how often each contestant runs the race")
     parser.add_argument("--seconds", type=float, default=4)
     chosen = parser.parse_args(arguments)
     with bench_store() as store:
         results = uncontended(store, chosen.rounds, chosen.seconds)
-        races = asyncio.run(race(store, chosen.rounds))
+        races = asyncio.run(race(store, chosen.races))
     print("\n".join(table(races)))
     chart = ROOT / "docs" / "relay-arrivals.svg"
     chart.write_text(draw([(one.contestant, one.arrivals) for one in races], COUNT, SECONDS))

@@ -27,6 +27,39 @@ def window(count: int, seconds: float, **more: object) -> Upstream:
     return Upstream(**(given | more))  # type: ignore[arg-type]
 
 
+class Lag:
+    """How late this machine is on average when it sleeps and then calls the store."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+
+    @property
+    def mean(self) -> float:
+        """Give it in seconds."""
+        return sum(self._samples) / len(self._samples)
+
+    async def measure(self, node: Node, name: str) -> None:
+        """Go on measuring."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await asyncio.sleep(0.02)
+            await node.upstreams.figures(name, "nobody")
+            self._samples.append(loop.time() - started - 0.02)
+
+
+@asynccontextmanager
+async def lag_of(node: Node, name: str) -> AsyncIterator[Lag]:
+    """Measure beside the work."""
+    lag = Lag()
+    task = asyncio.ensure_future(lag.measure(node, name))
+    try:
+        yield lag
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
 class Counting:
     """Counts arrivals per user; `refused` are those that its limiter did not allow."""
 
@@ -55,15 +88,18 @@ class Counting:
     def largest(self, user: str, seconds: float) -> int:
         return largest_window(self.arrivals.get(user, ()), seconds)
 
-    def optimum(self, count: int, seconds: float) -> float:
-        """Give the shortest time in which the rule could have made the same trips, one after the other on each permit."""
+    def optimum(self, count: int, seconds: float, lag: Lag) -> float:
+        """Give the shortest time in which the rule could have made the same trips, one after the other on each permit.
+
+        Between two trips on a permit the store hears of the first and is asked for the second, on this machine as it was.
+        """
         free = [0.0] * count
         end = 0.0
         for left, back in sorted(self.trips):
             start = heapq.heappop(free)
             end = max(end, start + back - left)
-            heapq.heappush(free, start + back - left + seconds)
-        return end
+            heapq.heappush(free, start + back - left + 2 * lag.mean + seconds)
+        return end + 2 * lag.mean
 
     def refusals_at_any_phase(self, make: Callable[[float], Limiter], phases: int = 200) -> int:
         """Let the same arrivals come to limiters whose windows begin elsewhere; give the most that one refuses."""

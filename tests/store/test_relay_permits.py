@@ -20,7 +20,7 @@ from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, Upstre
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
 from headgate.store import Store
-from tests.store.relay_world import Counting, Node, nodes, window
+from tests.store.relay_world import Counting, Node, lag_of, nodes, window
 from tests.topology import FaultyProxy, Topology, eventually
 
 
@@ -66,12 +66,13 @@ async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(thr
     upstream = Counting(seed, limiter=SlidingLog(10, 2.0, strict=True))
     loop = asyncio.get_running_loop()
     started = loop.time()
-    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(100)))
+    async with lag_of(three[0], "a") as lag:
+        await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(100)))
     took = loop.time() - started
     assert (upstream.refused, seed) == (0, seed)
     assert (upstream.largest("u1", 2.0), seed) == (10, seed)
     # Nobody who knows only sends and answers can be faster than the optimum; we are within 5 % of it.
-    assert took <= upstream.optimum(10, 2.0) * 1.05, seed
+    assert took <= upstream.optimum(10, 2.0, lag) * 1.05, seed
 
 
 @pytest.mark.parametrize(
@@ -91,16 +92,16 @@ async def test_every_kind_of_upstream_is_spared_at_any_phase(
     seed = a_seed()
     upstream = Counting(seed, limiter=make(random.Random(seed).random()))
     started = asyncio.get_running_loop().time()
-    await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(40)))
+    async with lag_of(three[0], "a") as lag:
+        await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(40)))
     took = asyncio.get_running_loop().time() - started
     assert (upstream.refused, seed) == (0, seed)
     assert (upstream.refusals_at_any_phase(make), seed) == (0, seed)
     assert upstream.largest("u1", 1.0) <= 10
-    if counter is Counter.SLIDING_COUNTER:
-        # Paced at W/(N-1): the optimum is one permit that cools so long.
-        assert took <= upstream.optimum(1, 1.0 / 9) * 1.05 + 0.5, seed
-    else:
-        assert took <= upstream.optimum(10, 1.0) * 1.05 + 0.5, seed
+    # Paced at W/(N-1) for a sliding counter, the optimum is one permit that cools so long. These are short runs; the
+    # long one above is the one that shows 5 %.
+    paced = counter is Counter.SLIDING_COUNTER
+    assert took <= (upstream.optimum(1, 1.0 / 9, lag) if paced else upstream.optimum(10, 1.0, lag)) * 1.25, seed
 
 
 async def test_a_bucket_is_used_to_its_burst_and_never_overdrawn(three: list[Node]) -> None:
