@@ -21,6 +21,7 @@ from headgate.kit.problems import HeadgateError, from_document
 
 STALE_SECONDS: Final = 5.0
 HUNG_SECONDS: Final = 30.0
+START_SECONDS: Final = 120.0
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 STEADY_SECONDS: Final = 10.0
@@ -115,11 +116,13 @@ class Worker:
             self._control = None
 
     async def _follow(self, reader: asyncio.StreamReader) -> Failure | None:
-        """Read its beats until it closes its end or falls silent."""
+        """Read its beats until it closes its end or falls silent; on a busy machine the first one takes its time."""
+        patience = START_SECONDS
         try:
             while True:
-                async with asyncio.timeout(HUNG_SECONDS):
+                async with asyncio.timeout(patience):
                     line = await reader.readline()
+                patience = HUNG_SECONDS
                 if not line:
                     return None
                 beat = msgspec.json.decode(line, type=Beat)
