@@ -85,6 +85,7 @@ async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(thr
     ],
     ids=["fixed window", "token bucket", "sliding counter", "log that counts refusals"],
 )
+@pytest.mark.alone
 async def test_every_kind_of_upstream_is_spared_at_any_phase(
     three: list[Node], make: Callable[[float], Limiter], counter: Counter
 ) -> None:

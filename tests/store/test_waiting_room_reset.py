@@ -58,6 +58,7 @@ class Stopwatch:
         return self._read() - before
 
 
+@pytest.mark.alone
 async def test_a_reset_of_a_long_line_blocks_the_store_for_no_more_than_a_moment(
     server: Topology, store: Store
 ) -> None:
