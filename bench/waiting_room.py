@@ -175,8 +175,8 @@ async def _prepare(store: Standalone) -> None:
         pass
 
 
-def crowd(players: int) -> Mapping[str, float | str]:
-    """Send simulated players through one gateway and one worker into a few arenas."""
+def crowd(players: int, report: Path | None = None) -> Mapping[str, float | str]:
+    """Send simulated players through one gateway and one worker into a few arenas; their report may be kept."""
     with bench_store() as store, tempfile.TemporaryDirectory(prefix="headgate-crowd-") as folder:
         asyncio.run(_prepare(store))
         gateway = ours(store, "gateway", "--port", "{port}")
@@ -201,7 +201,7 @@ def crowd(players: int) -> Mapping[str, float | str]:
                     "0.5",
                 ]
                 command += ["--over", str(max(10, players // 1500)), "--curve", "opening", "--limit", "1500"]
-                command += ["--url", gateways[OURS].url, "--report", str(Path(folder) / "crowd.html")]
+                command += ["--url", gateways[OURS].url, "--report", str(report or Path(folder) / "crowd.html")]
                 environment = {**os.environ, "HEADGATE_TOKEN": TOKEN}
                 done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=1800)
                 cpu = cpu_seconds(gateways[OURS].process.pid)
@@ -228,6 +228,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--waiting", type=int, default=1_000_000, help="in the long line")
     parser.add_argument("--players", type=int, default=100_000, help="in the simulated crowd")
+    parser.add_argument("--report", type=Path, help="keep the crowd's report in this file")
     parser.add_argument("--sockets", type=int, default=5_000, help="in the arena")
     parser.add_argument("--only", choices=["race", "size", "crowd", "arena"], help="one part of it")
     options = parser.parse_args(arguments)
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.only in (None, "size"):
         figures |= size(options.waiting)
     if options.only in (None, "crowd"):
-        figures |= crowd(options.players)
+        figures |= crowd(options.players, options.report)
     if options.only in (None, "arena"):
         figures |= compare_arena(options.sockets, 50)
     publish("waiting-room", OURS, results, figures)
