@@ -133,7 +133,7 @@ async def test_a_hundred_workers_of_several_processes_count_to_a_hundred_thousan
     number.write_bytes(bytes(8))
     clients = [Client("count", tmp_path / f"book-{n}", server.url, prefix, str(number), "50", "1000") for n in range(2)]
     with ended(*clients):
-        await eventually(lambda: all(client.process.poll() is not None for client in clients), 600)
+        await eventually(lambda: all(client.process.poll() is not None for client in clients), 900)
         assert [client.process.returncode for client in clients] == [0, 0]
     assert int.from_bytes(number.read_bytes()) == 100_000
 
