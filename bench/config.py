@@ -59,10 +59,7 @@ def race(store: Standalone, servers: dict[str, Server], rounds: int, seconds: fl
             ],
         }),
     ]  # fmt: skip
-    results = []
-    for case in cases:
-        results += compare(case, servers, store, rounds=rounds, seconds=seconds)
-    return results
+    return [each for case in cases for each in compare(case, servers, store, rounds=rounds, seconds=seconds)]
 
 
 async def native(store: Standalone, servers: dict[str, Server], seconds: float) -> Figures:
