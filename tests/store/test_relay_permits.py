@@ -60,6 +60,7 @@ def a_seed() -> int:
     return random.SystemRandom().randrange(1_000_000)
 
 
+@pytest.mark.alone
 async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(three: list[Node]) -> None:
     await three[0].upstreams.put("a", window(10, 2.0))
     seed = a_seed()
