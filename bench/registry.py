@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -226,9 +227,8 @@ async def growth(store: Standalone, most: int, seconds: float) -> Figures:
                 for n in range(0, size, max(1, size // 5000))
             ]
             figures |= await speed(f"register {words}", store.node.pid, again, 64, seconds)
-            figures |= await speed(
-                f"discover 1,000 {words}", store.node.pid, [lambda: registry.look(things[0])], 8, seconds
-            )
+            find = partial(registry.look, things[0])
+            figures |= await speed(f"discover 1,000 {words}", store.node.pid, [find], 8, seconds)
             size *= 10
     return figures
 
