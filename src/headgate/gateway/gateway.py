@@ -251,7 +251,8 @@ class Gateway:
                 own = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode())]
                 message = {**message, "headers": own}
             await send(message)
-            await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
+            if message.get("more_body"):
+                await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
 
         tally.in_flight += 1
         try:
