@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Where tests are started in the background, SIGINT is ignored, and whatever they start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
     config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
 

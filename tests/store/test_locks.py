@@ -233,8 +233,8 @@ async def test_an_election_has_one_leader_and_observers_see_every_change(
 async def test_what_locks_do_is_counted(locks: Locks) -> None:
     before = {name: metric(name) for name in ("held", "waiting", "acquire_seconds_count", "hold_seconds_count")}
     lost, renewed = metric("lost_total"), metric("renewals_total")
-    async with locks.lock("a", ttl=0.6):
-        waiting = asyncio.create_task(locks.lock("a", ttl=0.6, renew=False).acquire())
+    async with locks.lock("a", ttl=3):
+        waiting = asyncio.create_task(locks.lock("a", ttl=1, renew=False).acquire())
         await eventually(lambda: are_waiting(locks, 1))
         assert metric("held") == before["held"] + 1
         assert metric("waiting") == before["waiting"] + 1

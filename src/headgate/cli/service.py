@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import socket
+from asyncio.subprocess import Process
 from contextlib import aclosing
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 from cyclopts import Parameter
 
@@ -245,12 +246,47 @@ async def register(
     ).checked()
     headgate = _client(url, namespace)
     headgate.heartbeat_interval_ms = int(ttl * 1000 / 3)
-    async with headgate, headgate.registry.registered(record):
-        return await _run(command, record.instance_id)
+    # Signals are ours before anybody can see the registration: one that ends us would leave it behind.
+    with _Signals() as signals:
+        async with headgate, headgate.registry.registered(record):
+            return await _run(command, record.instance_id, signals)
 
 
-async def _run(command: tuple[str, ...], instance_id: str) -> int:
+class _Signals:
+    """Passes signals on to the program, once there is one."""
+
+    _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.early: signal.Signals | None = None
+        self._process: Process | None = None
+
+    def __enter__(self) -> Self:
+        for number in self._NUMBERS:
+            asyncio.get_running_loop().add_signal_handler(number, self._pass_on, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._NUMBERS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def pass_to(self, process: Process) -> None:
+        """From now on signals go to this process, and with them the one that came before."""
+        self._process = process
+        if self.early is not None:
+            self._pass_on(self.early)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if self._process is None:
+            self.early = number
+        else:
+            signal_child(self._process, number)
+
+
+async def _run(command: tuple[str, ...], instance_id: str, signals: _Signals) -> int:
     """Run the program, pass signals on, and give the exit code a shell would."""
+    if signals.early is not None:
+        return 128 + signals.early
     try:
         process = await asyncio.create_subprocess_exec(
             *command, env={**os.environ, "HEADGATE_INSTANCE_ID": instance_id}
@@ -261,19 +297,10 @@ async def _run(command: tuple[str, ...], instance_id: str) -> int:
     except OSError as error:
         output.complain(f"{command[0]} cannot be run: {error.strerror}")
         return NOT_EXECUTABLE
-    loop = asyncio.get_running_loop()
-    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-    def pass_on(number: signal.Signals) -> None:
-        signal_child(process, number)
-
-    for number in passed_on:
-        loop.add_signal_handler(number, pass_on, number)
+    signals.pass_to(process)
     try:
         code = await process.wait()
     finally:
-        for number in passed_on:
-            loop.remove_signal_handler(number)
         if process.returncode is None:
             signal_child(process, signal.SIGKILL)
             await process.wait()
