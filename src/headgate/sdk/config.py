@@ -38,6 +38,7 @@ class Config:
     def __init__(self, mode: Mode, snapshots: Snapshots[Value] | None = None) -> None:
         self._mode = mode
         self._snapshots = snapshots
+        self._saving: set[asyncio.Task[None]] = set()
         self._lives: dict[str, dict[str, list[Live[object]]]] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
 
@@ -113,7 +114,7 @@ class Config:
         tasks, self._following = list(self._following.values()), {}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._saving, return_exceptions=True)
         for live in self._all():
             await live.close()
         self._lives.clear()
@@ -179,7 +180,11 @@ class Config:
 
     async def _save(self, namespace: str, value: Value) -> None:
         if self._snapshots is not None:
-            await asyncio.to_thread(self._snapshots.write, f"{namespace}@{value.key}", value)
+            write = asyncio.to_thread(self._snapshots.write, f"{namespace}@{value.key}", value)
+            saving = asyncio.get_running_loop().create_task(write)
+            self._saving.add(saving)
+            saving.add_done_callback(self._saving.discard)
+            await asyncio.shield(saving)  # `stop` may end who waits, but what was taken is kept
 
     def _all(self) -> Sequence[Live[object]]:
         return [live for keys in self._lives.values() for lives in keys.values() for live in lives]
