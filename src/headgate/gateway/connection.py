@@ -26,8 +26,6 @@ IDLE_SECONDS: Final = 75.0
 HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
-
-
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
