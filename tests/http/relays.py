@@ -58,6 +58,12 @@ class RelayProcess(GatewayProcess):
         self._process.wait()
 
 
+def client_of(relay: RelayProcess) -> httpx2.AsyncClient:
+    """Make a client with the relay's token, and as many connections as a test likes."""
+    limits = httpx2.Limits(max_connections=None)
+    return httpx2.AsyncClient(base_url=relay.url, headers={"X-API-Token": relay.token}, limits=limits, timeout=30)
+
+
 async def raw(port: int, data: bytes, *, until: int = 1, seconds: float = 5.0) -> bytes:
     """Send bytes and give what comes back: so many answers and whatever else the other side sends before it closes."""
     reader, writer = await asyncio.open_connection(HOST, port)

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.http.echo import Echo
-from tests.http.relays import RelayProcess, put, raw
+from tests.http.relays import RelayProcess, client_of, put, raw
 from tests.topology import Topology
 
 
@@ -21,9 +21,7 @@ def relay(server: Topology) -> Iterator[RelayProcess]:
 
 @pytest.fixture
 async def client(relay: RelayProcess) -> AsyncIterator[httpx2.AsyncClient]:
-    limits = httpx2.Limits(max_connections=None)
-    headers = {"X-API-Token": relay.token}
-    async with httpx2.AsyncClient(base_url=relay.url, headers=headers, limits=limits, timeout=30) as made:
+    async with client_of(relay) as made:
         yield made
 
 
