@@ -100,7 +100,10 @@ async def test_secrets_are_masked_for_readers_and_tokens_keep_to_their_namespace
     client: httpx2.AsyncClient, gateway: Gateway, namespace: str
 ) -> None:
     await client.put(f"/cfg/v1/{namespace}/password", json={"content": "hush", "secret": True})
+    await client.delete(f"/cfg/v1/{namespace}/password")
     await client.put(f"/cfg/v1/{namespace}/password", json={"content": "hush2"})
+    await client.put(f"/cfg/v1/{namespace}/opened", json={"content": "hush3", "secret": True})
+    await client.put(f"/cfg/v1/{namespace}/opened", json={"content": "open", "secret": False})
 
     async def token(role: str) -> httpx2.AsyncClient:
         body = {"name": f"t{secrets.token_hex(4)}", "role": role, "namespace": namespace}
@@ -117,6 +120,9 @@ async def test_secrets_are_masked_for_readers_and_tokens_keep_to_their_namespace
         for path in (f"/cfg/v1/{namespace}/password", f"/cfg/v1/{namespace}", f"/cfg/v1/{namespace}/password/history"):
             assert "hush" not in (await reader.get(path)).text, path
             assert "hush" in (await service.get(path)).text
+        opened = f"/cfg/v1/{namespace}/opened/history"
+        assert "hush" not in (await reader.get(opened)).text, "what was secret once is in the difference"
+        assert "hush3" in (await service.get(opened)).text
         async with reader.stream("GET", f"/cfg/v1/{namespace}/watch") as stream:
             told = b""
             async for chunk in stream.aiter_bytes():
@@ -130,6 +136,30 @@ async def test_secrets_are_masked_for_readers_and_tokens_keep_to_their_namespace
         assert (await service.get("/cfg/v1/other/a")).status_code == 403
         assert (await service.get("/cfg/v1/other/watch")).status_code == 403
     assert "hush" not in gateway.process.log
+
+
+async def test_whoever_has_the_version_is_not_sent_it_again(client: httpx2.AsyncClient, namespace: str) -> None:
+    path = f"/cfg/v1/{namespace}/a"
+    await client.put(path, json={"content": "x"})
+    found = await client.get(path)
+    assert found.headers["cache-control"] == "private, no-cache", "a secret is not for a cache that others share"
+    for given, status in (('"1"', 304), ('W/"1"', 304), ('"0", "1"', 304), ("*", 304), ('"2"', 200), ("1", 200)):
+        assert (await client.get(path, headers={"If-None-Match": given})).status_code == status, given
+
+
+async def test_a_batch_keeps_content_types_and_checks_by_them(client: httpx2.AsyncClient, namespace: str) -> None:
+    space = f"/cfg/v1/{namespace}"
+    await client.put(f"{space}/a", json={"content": "{}", "contentType": "json"})
+    bad = await client.post(space, json={"values": [{"key": "a", "content": "not json"}]})
+    assert (bad.status_code, bad.json()["code"]) == (422, "content_invalid")
+    good = await client.post(space, json={"values": [{"key": "a", "content": "[1]"}]})
+    assert good.json()["versions"] == {"a": 2}
+    assert (await client.get(f"{space}/a")).json()["contentType"] == "json"
+
+
+async def test_a_position_that_is_none_is_refused(client: httpx2.AsyncClient, namespace: str) -> None:
+    refused = await client.get(f"/cfg/v1/{namespace}/watch", headers={"Last-Event-ID": "yesterday"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "Last-Event-ID")
 
 
 async def test_own_settings_show_their_defaults_and_come_into_force(

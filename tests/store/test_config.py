@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from typing import cast
 
 import pytest
 
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.dynamic import DEFINITIONS, NAMESPACE, Dynamic
 from headgate.config.model import (
     MASK,
     ContentInvalid,
@@ -26,7 +27,7 @@ from headgate.config.values import Config
 from headgate.config.watch import Step, follow
 from headgate.kit.problems import InvalidRequest, StoreUnavailable, TooLarge, VersionConflict
 from headgate.store import Store, StoreSettings, open_store
-from headgate.store.feed import Snapshot
+from headgate.store.feed import Reset, Snapshot
 from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 pytestmark = pytest.mark.anyio
@@ -169,6 +170,80 @@ def test_a_secret_is_masked() -> None:
     assert Value("a", 1, "open").masked().content == "open"
 
 
+async def test_what_was_secret_shows_in_no_difference(config: Config) -> None:
+    await put(config, "a", "hush one", secret=True)
+    await config.publish(NS, [Draft("a", None)], author="ann")
+    await put(config, "a", "hush two")
+    await put(config, "a", "open", secret=False)
+    await put(config, "a", "wide open")
+    masked = await config.history(NS, "a", clear=False)
+    assert "hush" not in str(masked)
+    assert [each.diff is None for each in masked] == [False, True, True, True, True]
+    assert "hush two" in str(await config.history(NS, "a"))
+
+
+async def test_a_secret_stays_one_when_it_is_deleted_made_again_or_rolled_back(config: Config) -> None:
+    await put(config, "a", "harmless")
+    await put(config, "a", "hush", secret=True)
+    await config.publish(NS, [Draft("a", None)], author="ann")
+    await put(config, "a", "hush again")
+    assert (await config.get(NS, "a")).secret
+    await config.roll_back(NS, "a", 1, author="ann")
+    assert (await config.get(NS, "a")).secret
+
+
+async def test_a_content_type_that_nobody_names_stays_what_it_was(config: Config) -> None:
+    await put(config, "a", "{}", content_type=ContentType.JSON)
+    await put(config, "a", '{"b": 1}')
+    assert (await config.get(NS, "a")).content_type is ContentType.JSON
+    with pytest.raises(ContentInvalid):
+        await put(config, "a", "not json")
+    await put(config, "new", "words")
+    assert (await config.get(NS, "new")).content_type is ContentType.TEXT
+
+
+@pytest.mark.parametrize(("content", "column"), [("NaN", 1), ('{"NaN": Infinity}', 9), ('["\\"", -Infinity]', 8)])
+def test_what_only_python_calls_json_is_refused_where_it_stands(content: str, column: int) -> None:
+    with pytest.raises(ContentInvalid) as caught:
+        parse(content, ContentType.JSON)
+    assert caught.value.members["column"] == column, caught.value.detail
+
+
+async def test_a_history_with_skipped_versions_is_read_whole(config: Config, store: Store) -> None:
+    thing = config.space(NS)
+    for number in range(12):
+        await put(config, "a", str(number))
+        await store.write(thing, "HSET", thing.key("meta"), "replid", f"{number:040d}", "was", "")
+    versions = [each.version for each in await config.history(NS, "a")]
+    assert versions == [1 + 101 * number for number in reversed(range(12))]
+    assert [each.version for each in await config.history(NS, "a", most=3, before=versions[2])] == versions[3:6]
+
+
+async def test_the_history_of_changes_is_bounded_by_its_weight(store: Store) -> None:
+    config = Config(store, ConfigSettings(history_bytes=65_536))
+    thing = config.space(NS)
+    for number in range(100):
+        await put(config, "a", f"{number:05d}" * 2000)
+        length = cast("int", await store.read(thing, "XLEN", thing.key("changes")))
+        assert length <= 7, "64 kB are six contents of 10 kB"
+    async with aclosing(follow(config, NS, 1)) as steps:
+        assert isinstance(await anext(steps), Reset)
+        present = await anext(steps)
+    assert isinstance(present, Snapshot)
+    assert present.items[0].version == 100
+
+
+async def test_a_large_yaml_does_not_hold_up_the_others(config: Config) -> None:
+    text = "\n".join(f"key{number}: [1, 2, {{a: b}}]" for number in range(1500))
+    publishing = asyncio.ensure_future(put(config, "a", text, content_type=ContentType.YAML))
+    answers = 0
+    while not publishing.done():
+        await config.read(NS)
+        answers += 1
+    assert await publishing == 1
+    assert answers > 5
+
+
 async def test_own_settings_are_checked_before_they_are_published(store: Store) -> None:
     config = Config(store, definitions={NAMESPACE: DEFINITIONS})
     with pytest.raises(InvalidRequest):
@@ -176,6 +251,40 @@ async def test_own_settings_are_checked_before_they_are_published(store: Store) 
     with pytest.raises(ContentInvalid):
         await config.publish(NAMESPACE, [Draft("log/level", '{"level": "loud"}', ContentType.JSON)], author="ann")
     await config.publish(NAMESPACE, [Draft("log/level", '{"level": "debug"}', ContentType.JSON)], author="ann")
+    target = Draft("alerts/target", '{"key": "routing"}', ContentType.JSON, secret=False)
+    await config.publish(NAMESPACE, [target], author="ann")
+    assert (await config.get(NAMESPACE, "alerts/target")).secret, "whoever knows it may speak in our name"
+
+
+async def test_own_settings_that_were_lost_stay_in_force_until_they_are_taken_back(store: Store) -> None:
+    config = Config(store, definitions={NAMESPACE: DEFINITIONS})
+    levels: list[str] = []
+    limits: list[dict[str, float]] = []
+    apply = {
+        "log/level": lambda found: levels.append(found.level),
+        "edge/limits": lambda found: limits.append(found.per_second),
+    }
+    dynamic = Dynamic(lambda: follow(config, NAMESPACE, None), apply)
+    running = asyncio.ensure_future(dynamic.run())
+
+    async def publish(content: str | None) -> None:
+        await config.publish(NAMESPACE, [Draft("log/level", content, ContentType.JSON)], author="ann")
+
+    await publish('{"level": "debug"}')
+    await eventually(lambda: levels[-1:] == ["debug"])
+    thing = config.space(NAMESPACE)
+    await store.write(thing, "DEL", *(thing.key(part) for part in ("meta", "values", "versions", "past", "changes")))
+    # History begins anew, and does not know of the level.
+    other = Draft("edge/limits", '{"perSecond": {"entry": 5}}', ContentType.JSON)
+    await config.publish(NAMESPACE, [other], author="ann")
+    await eventually(lambda: limits[-1:] == [{"entry": 5}])
+    await publish('{"level": "info"}')
+    await eventually(lambda: levels[-1:] == ["info"])
+    assert levels[levels.index("debug") :] == ["debug", "info"]
+    await publish(None)
+    await eventually(lambda: levels[-1:] == [""])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def collect(config: Config, seen: list[Step], after: int | None = None) -> None:

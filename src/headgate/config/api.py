@@ -12,7 +12,6 @@ from headgate.config.dynamic import Definition, definitions_of
 from headgate.config.model import (
     RESERVED,
     ContentInvalid,
-    ContentType,
     Draft,
     NamespaceFull,
     Published,
@@ -23,7 +22,9 @@ from headgate.config.model import (
 )
 from headgate.config.values import Config, content_type_of, value_of
 from headgate.config.watch import events
+from headgate.kit.conditional import holds
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.kit.ids import revision_number
 from headgate.kit.problems import Forbidden, InvalidRequest, NotFound, TooLarge, VersionConflict
 
 TAG: Final = "config"
@@ -165,8 +166,10 @@ class _Api:
         key, word = _split(call.path["key"])
         query: GetQuery = call.query
         if word == "history":
-            found = await self._config.history(call.namespace, key, before=query.before, most=query.limit)
-            return Versions(found if _clear(call) else [value.masked() for value in found])
+            found = await self._config.history(
+                call.namespace, key, before=query.before, most=query.limit, clear=_clear(call)
+            )
+            return Versions(found)
         if word:
             raise NotFound
         if query.version is not None:
@@ -176,7 +179,7 @@ class _Api:
             entry = await self._config.entry(call.namespace, key)
             read = _answer_again if len(entry) <= MOST_KEPT else _answer_of
             answer = read(entry, clear=_clear(call))
-        if call.header("if-none-match") == answer.headers["ETag"]:
+        if holds(call, answer.headers["ETag"]):
             return Answer(status=304, headers=answer.headers)
         return answer
 
@@ -184,11 +187,7 @@ class _Api:
         body: PublishRequest = call.body
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        type_ = body.content_type
-        if type_ is None:
-            before = await self._config.read(call.namespace, [key])
-            type_ = before.values[0].content_type if before.values else None
-        draft = Draft(key, body.content, content_type_of(type_), _expected(call), body.secret)
+        draft = Draft(key, body.content, content_type_of(body.content_type), _expected(call), body.secret)
         made = (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=body.reason))[key]
         return Answer(made, headers={"ETag": f'"{made.version}"'})
 
@@ -199,7 +198,7 @@ class _Api:
         if expected is None:
             # Deleting what is not there must not take a version.
             expected = (await self._config.get(call.namespace, key)).version
-        draft = Draft(key, None, ContentType.TEXT, expected)
+        draft = Draft(key, None, expected=expected)
         query: DeleteQuery = call.query
         return (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=query.reason))[key]
 
@@ -227,14 +226,14 @@ class _Api:
     async def watch(self, call: Call) -> Stream:
         query: WatchQuery = call.query
         position = call.header("last-event-id")
-        after = int(position) if position and position.isdigit() and len(position) <= 16 else query.revision
+        after = revision_number(position, "Last-Event-ID") if position else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None
         return Stream(events(self._config, call.namespace, after, clear=_clear(call), keys=keys))
 
 
 def _answer(value: Value, *, clear: bool) -> Answer:
     body = msgspec.json.encode(value if clear else value.masked())
-    return Answer(body, headers={"ETag": f'"{value.version}"', "Cache-Control": "no-cache"})
+    return Answer(body, headers={"ETag": f'"{value.version}"', "Cache-Control": "private, no-cache"})
 
 
 def _answer_of(entry: bytes, *, clear: bool) -> Answer:

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 import structlog
@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from headgate.config.model import Update, Value
 from headgate.kit.problems import HeadgateError
-from headgate.store.feed import Snapshot
+from headgate.store.feed import Reset, Snapshot
 
 NAMESPACE: Final = "headgate"
 RETRY_SECONDS: Final = 1.0
@@ -41,6 +41,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class AlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
+    SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
     url: str = ""
     format: Literal["generic", "slack", "pagerduty"] = "generic"
     key: str = ""
@@ -82,13 +83,17 @@ class Dynamic:
 
     async def run(self) -> None:
         """Follow the namespace for the life of the process."""
+        lost = False
         while True:
             try:
                 steps = self._follow()
                 async with aclosing(steps):  # type: ignore[type-var]
                     async for step in steps:
-                        if isinstance(step, Snapshot):
-                            self._take_all(step.items)
+                        if isinstance(step, Reset):
+                            lost = True
+                        elif isinstance(step, Snapshot):
+                            self._take_all(step.items, lost=lost)
+                            lost = False
                         elif isinstance(step, Update):
                             for value in step.values:
                                 self._take(value)
@@ -96,10 +101,11 @@ class Dynamic:
                 log.debug("live settings not followed", error=str(error))
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    def _take_all(self, values: list[Value]) -> None:
+    def _take_all(self, values: list[Value], *, lost: bool) -> None:
         found = {value.key: value for value in values}
         for key in self._apply:
-            self._take(found.get(key) or Value(key, 0, kind="removed"))
+            if key in found or not lost:  # what the store may have lost, nobody has taken back
+                self._take(found.get(key) or Value(key, 0, kind="removed"))
 
     def _take(self, value: Value) -> None:
         apply = self._apply.get(value.key)

@@ -7,6 +7,7 @@ import re
 import tomllib
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -70,7 +71,9 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
 
     def masked(self) -> Value:
         """Give it without its content if that is secret."""
-        return msgspec.structs.replace(self, content=MASK, diff=None) if self.secret and self.kind == "put" else self
+        if not self.secret:
+            return self
+        return msgspec.structs.replace(self, content=MASK if self.kind == "put" else "", diff=None)
 
     def parsed(self) -> Any:
         """Give the content as what it says: an object, a list, a text."""
@@ -101,12 +104,12 @@ class Entry(msgspec.Struct, frozen=True):
 class Draft(msgspec.Struct, frozen=True):
     """A new version to publish; `expected` is the version it replaces (0: there must be none, None: any).
 
-    Without content the key is deleted; `secret` None leaves that as it was.
+    Without content the key is deleted; `content_type` and `secret` None leave that as it was (text and open, if it is new).
     """
 
     key: str
     content: str | None
-    content_type: ContentType = ContentType.TEXT
+    content_type: ContentType | None = None
     expected: int | None = None
     secret: bool | None = None
 
@@ -139,7 +142,7 @@ def parse(content: str, type_: ContentType) -> Any:
     try:
         match type_:
             case ContentType.JSON:
-                return json.loads(content)
+                return json.loads(content, parse_constant=partial(_refuse_constant, content))
             case ContentType.TOML:
                 return tomllib.loads(content)
             case ContentType.YAML:
@@ -163,10 +166,17 @@ def parse(content: str, type_: ContentType) -> Any:
         raise _invalid("it is nested too deeply or holds what cannot be read", 1, 1) from error
 
 
+def _refuse_constant(content: str, name: str) -> None:
+    """Refuse NaN and its kin, which Python reads and JSON does not know; say where it stands."""
+    at = next((found.start() for found in _STRING_OR_CONSTANT.finditer(content) if found[0][0] != '"'), 0)
+    raise json.JSONDecodeError(f"{name} is not JSON", content, at)
+
+
 def _invalid(words: str, line: int, column: int) -> ContentInvalid:
     return ContentInvalid(f"Line {line}, column {column}: {words}.", line=line, column=column)
 
 
+_STRING_OR_CONSTANT = re.compile(r'"(?:[^"\\]|\\.)*"|NaN|-?Infinity', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _SPLIT = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}

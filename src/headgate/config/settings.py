@@ -19,3 +19,6 @@ class ConfigSettings(Settings, section="config"):
     history: Annotated[int, Meta(ge=100), Doc("changes kept for watchers who come back, per namespace, at least")] = (
         10_000
     )
+    history_bytes: Annotated[
+        int, Meta(ge=65_536), Doc("most bytes of changes kept for watchers who come back, per namespace, about")
+    ] = 67_108_864

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
 from time import time
@@ -37,6 +38,9 @@ VERSIONS = script(__package__, "versions")
 
 MOST_AT_ONCE: Final = 100
 PAGE: Final = 50
+# A large YAML takes a second to read: in a thread, so that the process goes on answering.
+MOST_AT_A_STROKE: Final = 8192
+SLOWLY_READ: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
 
 log = structlog.get_logger()
 _entries = msgspec.json.Decoder(Entry)
@@ -98,13 +102,12 @@ class Config:
             raise InvalidRequest("A key is named twice.", field="values")
         if reason:
             display_text(reason, "reason", 500)
-        items: list[Arg] = []
         for draft in drafts:
-            items += [
-                check_key(draft.key),
-                "" if draft.expected is None else draft.expected,
-                *self._item(namespace, draft),
-            ]
+            check_key(draft.key)
+        items: list[Arg] = []
+        for draft in await self._typed(namespace, drafts):
+            expected = "" if draft.expected is None else draft.expected
+            items += [draft.key, expected, *await self._item(namespace, draft)]
         settings = self.settings
         common = _fields(author=author, reason=reason)
         reply = cast(
@@ -113,6 +116,7 @@ class Config:
                 PUBLISH,
                 self.space(namespace),
                 settings.history,
+                settings.history_bytes,
                 settings.most_keys,
                 settings.kept_versions,
                 int(settings.kept_days * 86_400_000),
@@ -136,8 +140,10 @@ class Config:
             for key, version in zip(reply[2::2], reply[3::2], strict=True)
         }
 
-    async def history(self, namespace: str, key: str, *, before: int = 0, most: int = PAGE) -> list[Value]:
-        """Give a key's versions, newest first, each with its difference from the one before."""
+    async def history(
+        self, namespace: str, key: str, *, before: int = 0, most: int = PAGE, clear: bool = True
+    ) -> list[Value]:
+        """Give a key's versions, newest first, each with its difference from the one before; not `clear`, without secrets."""
         reply = await self.store.run(VERSIONS, self.space(namespace), check_key(key), before, most + 1)
         entries = [_entries.decode(each) for each in cast("list[bytes]", reply)]
         if not entries and not before:
@@ -145,7 +151,10 @@ class Config:
         found = []
         for index, entry in enumerate(entries[:most]):
             older = entries[index + 1] if index + 1 < len(entries) else None
-            found.append(msgspec.structs.replace(entry.value(), diff=_diff(older, entry)))
+            value = entry.value() if clear else entry.value().masked()
+            # What a version has taken the place of is in the difference too, and may have been secret.
+            shown = clear or not (entry.secret or (older is not None and older.secret))
+            found.append(msgspec.structs.replace(value, diff=_diff(older, entry) if shown else None))
         return found
 
     async def version(self, namespace: str, key: str, version: int) -> Value:
@@ -162,30 +171,45 @@ class Config:
         """Publish an old version's content as a new version."""
         old = await self.version(namespace, key, version)
         content = old.content if old.kind == "put" else None
-        draft = Draft(key, content, old.content_type, expected, old.secret)
+        draft = Draft(key, content, old.content_type, expected, old.secret or None)  # what is secret now stays so
         words = reason or f"back to version {version}"
         return (await self.publish(namespace, [draft], author=author, reason=words))[key]
 
-    def _item(self, namespace: str, draft: Draft) -> tuple[str, str]:
-        if draft.content is None:
+    async def _typed(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """Fill in the content types that nobody said: as they were, or text."""
+        unsaid = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
+        if not unsaid:
+            return drafts
+        types = {value.key: value.content_type for value in (await self._state(self.space(namespace), unsaid)).values}
+        return [
+            msgspec.structs.replace(draft, content_type=draft.content_type or types.get(draft.key, ContentType.TEXT))
+            for draft in drafts
+        ]
+
+    async def _item(self, namespace: str, draft: Draft) -> tuple[str, str]:
+        if draft.content is None or draft.content_type is None:
             return "removed", ""
         size = len(draft.content.encode(errors="surrogatepass"))
         if size > self.settings.most_bytes:
             raise TooLarge(f"{draft.key} has {size} bytes; {self.settings.most_bytes} is the most.")
-        parsed = parse(draft.content, draft.content_type)
-        self._check_definition(namespace, draft, parsed)
+        if size > MOST_AT_A_STROKE and draft.content_type in SLOWLY_READ:
+            parsed = await asyncio.to_thread(parse, draft.content, draft.content_type)
+        else:
+            parsed = parse(draft.content, draft.content_type)
+        secret = self._check_definition(namespace, draft, parsed) or draft.secret
         try:
             fields = _fields(content=draft.content, type=draft.content_type.value)
-            if draft.secret is not None:
-                fields += _fields(secret=draft.secret)
+            if secret is not None:
+                fields += _fields(secret=secret)
         except UnicodeEncodeError as error:
             raise ContentInvalid("The content is not Unicode text.", line=1, column=1) from error
         return "put", fields
 
-    def _check_definition(self, namespace: str, draft: Draft, parsed: object) -> None:
+    def _check_definition(self, namespace: str, draft: Draft, parsed: object) -> bool:
+        """Refuse what does not fit its definition; tell whether that says it is secret."""
         definitions = self.definitions.get(namespace)
         if definitions is None:
-            return
+            return False
         kind = definitions.get(draft.key)
         if kind is None:
             known = ", ".join(sorted(definitions))
@@ -194,6 +218,7 @@ class Config:
             msgspec.convert(parsed, kind)
         except msgspec.ValidationError as error:
             raise ContentInvalid(f"{draft.key}: {error}.", line=1, column=1) from error
+        return bool(getattr(kind, "SECRET", False))
 
     async def _state(self, thing: Thing, keys: Sequence[str]) -> State:
         for _ in range(3):
@@ -219,10 +244,10 @@ def read_update(change: Change) -> Update:
     return Update(change.revision, [entry.value() for entry in _updates.decode(change.value)])
 
 
-def content_type_of(text: str | None) -> ContentType:
-    """Read a content type as people name it: json, or application/json."""
+def content_type_of(text: str | None) -> ContentType | None:
+    """Read a content type as people name it: json, or application/json; None stays None."""
     if text is None:
-        return ContentType.TEXT
+        return None
     word = text.partition(";")[0].strip().lower().rpartition("/")[2].removeprefix("x-").removeprefix("java-")
     word = {"plain": "text", "yml": "yaml"}.get(word, word)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,7 @@ class _Keyed(msgspec.Struct, frozen=True):
     key: str
 
 
+LATELY: Final = 128  # publishes that are kept written, for whoever is a little behind; contents may be large
 Step = Snapshot[Value] | Update | Bookmark | Compacted | Reset
 _raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _keys = msgspec.json.Decoder(list[_Keyed])
@@ -103,7 +105,7 @@ def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: froze
     return _write(notice, keys, clear=clear)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LATELY)
 def _rendered(change: Change, *, clear: bool) -> bytes:
     """Write a publish once for all who watch, however late."""
     return _write(change, None, clear=clear)
@@ -128,7 +130,7 @@ def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Va
     return values if keys is None else [value for value in values if value.key in keys]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LATELY)
 def _read(change: Change) -> Update:
     """Read a publish once for all who watch."""
     return read_update(change)

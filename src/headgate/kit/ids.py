@@ -49,6 +49,13 @@ def display_text(value: str, field: str = "text", most: int = 64) -> str:
     return value
 
 
+def revision_number(value: str, field: str = "revision") -> int:
+    """Read a position in a history, as a query or a header writes it."""
+    if not (value.isascii() and value.isdigit() and len(value) <= 16):
+        raise InvalidRequest(f"{field} must be a whole number.", field=field)
+    return int(value)
+
+
 def new_ulid() -> str:
     """Make an id that sorts by the time it was made."""
     return str(ULID())

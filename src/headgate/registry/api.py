@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry.filters import parse_filters
@@ -31,7 +32,7 @@ from headgate.registry.model import (
 )
 from headgate.registry.prometheus import TargetGroup, exposition, target_groups
 from headgate.registry.views import Look
-from headgate.registry.watch import read_cursor, read_revision, watch_service, watch_type, write_cursor
+from headgate.registry.watch import read_cursor, watch_service, watch_type, write_cursor
 from headgate.store import Thing
 
 TAG: Final = "registry"
@@ -319,7 +320,7 @@ class _Api:
             positions = read_cursor(position) if position else None
             return Stream(watch_type(self._registry, call.namespace, query.type, positions))
         thing = self._registry.service(call.namespace, query.type, query.group)
-        return Stream(watch_service(self._registry, thing, read_revision(position) if position else None))
+        return Stream(watch_service(self._registry, thing, revision_number(position) if position else None))
 
     async def metrics(self, call: Call) -> Answer:
         return Answer(await exposition(self._registry, call.namespace), content_type=CONTENT_TYPE)

@@ -137,13 +137,6 @@ def read_cursor(text: str) -> dict[str, int]:
         raise InvalidRequest("This is not a position of ours.", field="revision") from error
 
 
-def read_revision(text: str) -> int:
-    """Read a position in one service."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 16):
-        raise InvalidRequest("revision must be a whole number.", field="revision")
-    return int(text)
-
-
 def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
     group = thing.name.partition("/")[2]
     if isinstance(notice, Change):

@@ -56,12 +56,15 @@ class Config:
         key: str,
         content: str,
         *,
-        content_type: ContentType = ContentType.TEXT,
+        content_type: ContentType | None = None,
         version: int | None = None,
         secret: bool | None = None,
         reason: str = "",
     ) -> Published:
-        """Publish a new version; `version` is the one it replaces (0: there must be none). Raises VersionConflict."""
+        """Publish a new version; `version` is the one it replaces (0: there must be none). Raises VersionConflict.
+
+        Its content type stays what it was, or is text, unless given.
+        """
         draft = Draft(key, content, content_type, version, secret)
         return (await self._mode.publish(namespace, [draft], reason))[key]
 

@@ -2,16 +2,16 @@
 --- Publish new versions of keys, all or none; a deletion is a version too.
 --- KEYS     1 meta (hash)   2 values (hash key -> json)   3 versions (hash key -> last first count)
 ---          4 past (hash key@version -> json)   5 changes (stream)
---- ARGV     1 context   2 history   3 most_keys   4 kept (versions of a key)   5 kept_ms   6 nonce
----          7 common (json fields)   8.. key, expected (empty: any, 0: must not exist, else its version),
+--- ARGV     1 context   2 history   3 history_bytes   4 most_keys   5 kept (versions of a key)   6 kept_ms   7 nonce
+---          8 common (json fields)   9.. key, expected (empty: any, 0: must not exist, else its version),
 ---          kind (put or removed), fields (json)
 --- RETURNS  published, revision, then key, version of each; or conflict, key, its version; or full
 --- AGAIN    same answer: the nonce names the attempt
 --@include clock
 --@include feed
 local meta, values, versions, past, changes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local context, history, most_keys, kept = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local kept_ms, nonce, common, first_key = tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local context, history, history_bytes, most_keys = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local kept, kept_ms, nonce, common, first_key = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9]
 
 local LOST_VERSIONS = 100
 local SECRET = '"secret":true'
@@ -33,7 +33,7 @@ end
 
 if made_before(first_key) then
   local reply = {'published', text_of(revision_of(thing))}
-  for i = 8, #ARGV, 4 do
+  for i = 9, #ARGV, 4 do
     reply[#reply + 1] = ARGV[i]
     reply[#reply + 1] = made_before(ARGV[i])
   end
@@ -41,7 +41,7 @@ if made_before(first_key) then
 end
 
 local new = 0
-for i = 8, #ARGV, 4 do
+for i = 9, #ARGV, 4 do
   local key, expected = ARGV[i], ARGV[i + 1]
   local last = string.match(redis.call('HGET', versions, key) or '', '^(%d+)')
   local current = redis.call('HEXISTS', values, key) == 1 and last or '0'
@@ -55,7 +55,7 @@ if new > 0 and redis.call('HLEN', versions) + new > most_keys then
 end
 
 local reply, told = {'published', '0'}, {}
-for i = 8, #ARGV, 4 do
+for i = 9, #ARGV, 4 do
   local key, kind, fields = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   local last, first, count = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+) (%d+)$')
   local version = tonumber(last) + 1
@@ -65,8 +65,8 @@ for i = 8, #ARGV, 4 do
   if newest and not string.find(newest, epoch, 1, true) then
     version = version + LOST_VERSIONS
   end
-  -- A value that nobody says is open or secret stays what it was.
-  local unsaid = kind == 'put' and not string.find(fields, '"secret":', 1, true)
+  -- A value that nobody says is open or secret stays what it was, also when it is deleted and made again.
+  local unsaid = not string.find(fields, '"secret":', 1, true)
   if unsaid and newest and string.find(newest, SECRET, 1, true) then
     fields = fields .. ',' .. SECRET
   end
@@ -92,6 +92,14 @@ for i = 8, #ARGV, 4 do
   reply[#reply + 1] = key
   reply[#reply + 1] = text_of(version)
 end
-reply[2] = text_of(change(thing, changes, history, 'publish', '', '[' .. table.concat(told, ',') .. ']'))
+local publish = '[' .. table.concat(told, ',') .. ']'
+reply[2] = text_of(change(thing, changes, history, 'publish', '', publish))
+-- Contents are large: the history of changes is bounded by what it weighs too.
+local weight = tonumber(redis.call('HGET', meta, 'weight') or 0) + #publish
+if weight > history_bytes then
+  redis.call('XTRIM', changes, 'MAXLEN', math.ceil(redis.call('XLEN', changes) / 2))
+  weight = math.floor(weight / 2)
+end
+redis.call('HSET', meta, 'weight', text_of(weight))
 close_feed(thing, changes)
 return reply

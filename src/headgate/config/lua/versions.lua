@@ -13,10 +13,14 @@ if before > 0 then
   last = math.min(last, before - 1)
 end
 local reply = {}
-for version = last, math.max(first, last - most - LOST_VERSIONS * 3), -1 do
+-- Between two versions there may be as many numbers as are skipped after a possible loss.
+for version = last, math.max(first, last - (most + 1) * (LOST_VERSIONS + 1)), -1 do
   local entry = redis.call('HGET', past, key .. '@' .. string.format('%.0f', version))
-  if entry and #reply < most then
+  if entry then
     reply[#reply + 1] = entry
+    if #reply == most then
+      break
+    end
   end
 end
 return reply
