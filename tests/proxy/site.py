@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
+
+import httpx2
 
 from tests.processes import GatewayProcess
 from tests.programs import need
@@ -27,11 +30,23 @@ class Site(BaseHTTPRequestHandler):
         body = f"page {self.path}".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "public, max-age=60")
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent."""
+
+
+for _method in ("HEAD", "OPTIONS", "DELETE"):
+    setattr(Site, f"do_{_method}", Site.do_GET)
+for _method in ("PUT", "PATCH"):
+    setattr(Site, f"do_{_method}", Site.do_POST)
 
 
 @contextmanager
@@ -47,7 +62,7 @@ def site() -> Iterator[int]:
 
 @contextmanager
 def nginx(gateway_port: int, site_port: int, *, board_cache: bool = False, fail_open: bool = False) -> Iterator[str]:
-    """Run nginx with our configuration and the four lines that it asks for, with the board's cache or the other choice if wanted."""
+    """Run nginx with our configuration and the five lines that it asks for, with the board's cache or the other choice if wanted."""
     program, directory, port = need("nginx"), reaper().directory("nginx"), free_port()
     cache = f"proxy_cache_path {directory}/cache keys_zone=headgate:1m max_size=16m inactive=1m;" if board_cache else ""
     board = f"include {DEPLOY}/nginx/headgate-board.conf;" if board_cache else ""
@@ -75,6 +90,7 @@ http {{
         location / {{
             auth_request /_headgate;
             add_header   Set-Cookie $headgate_cookie always;
+            add_header   Cache-Control $headgate_cache always;
             error_page 401 = @headgate_wait;
             error_page 500 = @headgate_busy;
             proxy_pass http://{HOST}:{site_port};
@@ -130,3 +146,27 @@ def guarded(store_url: str) -> Iterator[GatewayProcess]:
     environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8"}
     with GatewayProcess(store_url, environment=environment) as process:
         yield process
+
+
+async def configure(admin: httpx2.AsyncClient, queue: str, **policy: object) -> None:
+    """Write a queue's policy and wait until it is in force."""
+    answer = await admin.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}/**"], **policy})
+    assert answer.status_code in (200, 201), answer.text
+    async with asyncio.timeout(5):
+        # In force on every gateway within a second; the gate says so itself.
+        while True:
+            check = await admin.get("/api/gate/check", params={"path": f"/{queue}/x", "userId": "probe"})
+            if check.json().get("queue") == queue:
+                break
+            await asyncio.sleep(0.05)
+    await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
+
+
+async def passes(visitor: httpx2.AsyncClient, asked: str) -> str:
+    """Ask until the site answers, as the page does when it is somebody's turn."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await visitor.get(asked)
+            if answer.status_code == 200:
+                return answer.text
+            await asyncio.sleep(0.2)

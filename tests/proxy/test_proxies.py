@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
 from urllib.parse import parse_qs, urlsplit
@@ -13,35 +13,10 @@ import httpx2
 import pytest
 
 from tests.processes import GatewayProcess
-from tests.proxy.site import caddy, guarded, nginx, site
+from tests.proxy.site import caddy, configure, guarded, nginx, passes, site
 from tests.topology import Topology, eventually
 
 Proxy = Callable[[int, int], AbstractContextManager[str]]
-
-
-@pytest.fixture(scope="module")
-def gateway(server: Topology) -> Iterator[GatewayProcess]:
-    with guarded(server.url) as process:
-        yield process
-
-
-@pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
-def proxy(request: pytest.FixtureRequest, gateway: GatewayProcess) -> Iterator[str]:
-    start: Proxy = request.param
-    with site() as site_port, start(gateway.port, site_port) as url:
-        yield url
-
-
-@pytest.fixture
-async def admin(gateway: GatewayProcess) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=gateway.url, headers={"X-API-Token": gateway.token}) as client:
-        yield client
-
-
-@pytest.fixture
-async def visitor(proxy: str) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=proxy, headers={"Accept": "text/html"}) as client:
-        yield client
 
 
 async def test_what_nobody_guards_goes_through_without_a_cookie(visitor: httpx2.AsyncClient) -> None:
@@ -222,33 +197,3 @@ async def test_an_operator_may_choose_that_everybody_gets_in_while_the_gateway_i
             process.stop()
             answer = await client.get("/chosen/x")
     assert (answer.status_code, answer.text) == (200, "page /chosen/x")
-
-
-@pytest.fixture
-async def queue(admin: httpx2.AsyncClient, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    name = f"q{abs(hash(request.node.name)) % 10**8}"
-    yield name
-    await admin.delete(f"/api/admin/queues/{name}")
-
-
-async def configure(admin: httpx2.AsyncClient, queue: str, **policy: object) -> None:
-    answer = await admin.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}/**"], **policy})
-    assert answer.status_code in (200, 201), answer.text
-    async with asyncio.timeout(5):
-        # In force on every gateway within a second; the gate says so itself.
-        while True:
-            check = await admin.get("/api/gate/check", params={"path": f"/{queue}/x", "userId": "probe"})
-            if check.json().get("queue") == queue:
-                break
-            await asyncio.sleep(0.05)
-    await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
-
-
-async def passes(visitor: httpx2.AsyncClient, asked: str) -> str:
-    """Ask until the site answers, as the page does when it is somebody's turn."""
-    async with asyncio.timeout(10):
-        while True:
-            answer = await visitor.get(asked)
-            if answer.status_code == 200:
-                return answer.text
-            await asyncio.sleep(0.2)

@@ -1,0 +1,46 @@
+"""A site behind nginx and behind Caddy, with one gateway, for the tests that ask through a real proxy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
+
+import httpx2
+import pytest
+
+from tests.processes import GatewayProcess
+from tests.proxy.site import caddy, guarded, nginx, site
+from tests.topology import Topology
+
+
+@pytest.fixture(scope="module")
+def guard(server: Topology) -> Iterator[GatewayProcess]:
+    with guarded(server.url) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
+def proxy(request: pytest.FixtureRequest, guard: GatewayProcess) -> Iterator[str]:
+    start: Callable[[int, int], AbstractContextManager[str]] = request.param
+    with site() as site_port, start(guard.port, site_port) as url:
+        yield url
+
+
+@pytest.fixture
+async def admin(guard: GatewayProcess) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=guard.url, headers={"X-API-Token": guard.token}) as client:
+        yield client
+
+
+@pytest.fixture
+async def visitor(proxy: str) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=proxy, headers={"Accept": "text/html"}) as client:
+        yield client
+
+
+@pytest.fixture
+async def queue(admin: httpx2.AsyncClient) -> AsyncIterator[str]:
+    name = f"q{secrets.token_hex(4)}"
+    yield name
+    await admin.delete(f"/api/admin/queues/{name}")
