@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import httpx2
 
-from headgate.gateway.listener import listen
+from headgate.gateway.listener import asgi, listen
 from headgate.gateway.server import listening
-from headgate.kit.http import Receive, Scope, Send
+from headgate.kit.http import Message, Receive, Scope, Send
 from headgate.sdk.asgi import Gate
 from tests.processes import Gateway
 from tests.topology import HOST, eventually, free_port
@@ -21,9 +21,11 @@ from tests.topology import HOST, eventually, free_port
 async def site(scope: Scope, receive: Receive, send: Send) -> None:
     """Say which page was asked for, and set a cookie of the site's own."""
     if scope["type"] == "http":
-        headers = [(b"content-type", b"text/plain"), (b"set-cookie", b"basket=1")]
+        headers = [(b"content-type", b"text/plain"), (b"set-cookie", b"basket=1"), (b"Cache-Control", b"max-age=60")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": f"page {scope['path']}".encode()})
+    elif scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
 
 
 @asynccontextmanager
@@ -33,7 +35,7 @@ async def served(gateway_url: str, *, token: str = "", fail_open: bool = False) 
     try:
         with listening(HOST, 0) as listener:
             url = f"http://{HOST}:{listener.getsockname()[1]}"
-            async with listen(gate, listener, stop_seconds=2):
+            async with listen(asgi(gate), listener, stop_seconds=2):
                 async with httpx2.AsyncClient(base_url=url, headers={"Accept": "text/html"}, timeout=20) as visitor:
                     yield visitor
     finally:
@@ -108,6 +110,67 @@ async def test_no_header_of_the_visitor_fools_the_gate_of_a_site(gateway: Gatewa
     await gateway.client.delete(f"/api/admin/queues/{queue}")
 
 
+async def test_a_visitor_is_nobody_else_for_the_sites_token(gateway: Gateway) -> None:
+    queue = await make(gateway, capacity=0)
+    account = {"queue": queue, "userId": "victim"}
+    entered = await gateway.client.post("/api/queue/entry", json={**account, "nickname": "ryan"})
+    assert entered.json()["status"] == "WAITING"
+    async with served(gateway.url, token=gateway.token) as visitor:
+        assert (await visitor.request("DELETE", "/api/queue/entry", params=account)).status_code == 403
+        assert (await visitor.get("/api/queue/status", params=account)).status_code == 403
+        other = {"queue": queue, "userId": "somebody", "nickname": "eve"}
+        assert (await visitor.post("/api/queue/entry", json=other)).status_code == 403
+    still = await gateway.client.get("/api/queue/status", params=account)
+    assert (still.json()["status"], still.json()["rank"]) == ("WAITING", 1)
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def test_a_page_that_carries_a_pass_is_kept_by_no_cache(gateway: Gateway) -> None:
+    queue = await make(gateway, capacity=5)
+    async with served(gateway.url, token=gateway.token) as visitor:
+
+        async def marked() -> bool:
+            visitor.cookies.clear()
+            answer = await visitor.get(f"/{queue}/x")
+            cookies = answer.headers.get_list("set-cookie")
+            return len(cookies) == 2 and answer.headers.get_list("cache-control") == ["no-store"]
+
+        await eventually(marked, 10, "the pass comes with a page that is not to be kept")
+        assert (await visitor.get(f"/{queue}/x")).headers["cache-control"] == "max-age=60"
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def test_a_websocket_waits_its_turn_too(gateway: Gateway) -> None:
+    queue = await make(gateway, capacity=0)
+    gate = Gate(site, gateway.url)
+
+    async def handshake(path: str) -> list[str]:
+        sent: list[str] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message["type"])
+
+        async def receive() -> Message:
+            return {"type": "websocket.connect"}
+
+        await gate(
+            {"type": "websocket", "scheme": "ws", "path": path, "query_string": b"", "headers": []}, receive, send
+        )
+        return sent
+
+    async def refused() -> bool:
+        return await handshake(f"/{queue}/live") == ["websocket.close"]
+
+    await eventually(refused, 10, "who must wait gets no connection")
+    assert await handshake("/about") == ["websocket.accept"]
+    await gate.close()
+    away = Gate(site, f"http://{HOST}:{free_port()}")
+    gate = away
+    assert await handshake("/about") == ["websocket.close"]
+    await away.close()
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
 async def test_while_the_gateway_is_away_the_site_does_what_it_chose() -> None:
     nowhere = f"http://{HOST}:{free_port()}"
     async with served(nowhere) as visitor:
@@ -115,6 +178,9 @@ async def test_while_the_gateway_is_away_the_site_does_what_it_chose() -> None:
         assert closed.status_code == 503
         assert closed.headers["retry-after"] == "5"
         assert closed.headers["cache-control"] == "no-store"
+        assert "One moment" in closed.text
+        program = await visitor.get("/sale", headers={"Accept": "application/json"})
+        assert (program.status_code, program.json()["code"]) == (503, "store_unavailable")
         assert (await visitor.get("/wait/sale")).status_code == 503
     async with served(nowhere, fail_open=True) as visitor:
         opened = await visitor.get("/sale")

@@ -32,8 +32,8 @@ async def configure(gate: Gate, name: str, **policy: object) -> None:
 
 
 async def ask(gate: Gate, resource: str = "", visitor: Visitor | None = None, **more: object) -> Verdict:
-    cookie = (await gate.keys()).seal(visitor) if visitor else ""
-    return await gate.ask(Question(NS, resource=resource, cookie=cookie, **more))  # type: ignore[arg-type]
+    cookies = ((await gate.keys()).seal(visitor),) if visitor else ()
+    return await gate.ask(Question(NS, resource=resource, cookies=cookies, **more))  # type: ignore[arg-type]
 
 
 async def enter(gate: Gate, resource: str) -> Visitor:
@@ -179,10 +179,10 @@ async def test_a_huge_threshold_makes_no_rate_that_is_too_high(gate: Gate) -> No
 async def test_a_cookie_found_good_is_not_good_for_ever(gate: Gate, store: Store) -> None:
     await configure(gate, "sale", capacity=1)
     cookie = (await gate.keys()).seal(await enter(gate, "sale"))
-    assert await gate.visitor(cookie) is not None
+    assert await gate.visitor((cookie,)) is not None
     store.advance_clock((VISITOR_SECONDS + 60) * 1000)
     await gate.rules.read(gate._room.queues.thing(NS, "sale"))
-    assert await gate.visitor(cookie) is None
+    assert await gate.visitor((cookie,)) is None
 
 
 async def test_at_most_so_many_queues_are_made_from_a_template(gate: Gate) -> None:
@@ -201,6 +201,35 @@ async def test_paths_choose_the_queue_and_what_the_star_stands_for(gate: Gate) -
     await gate.traffic.flush()
     assert (await ask(gate, target="/PRODUCT//42")).queue == "product-42"
     assert (await ask(gate, target="/about")).reason is Reason.UNGUARDED
+
+
+async def test_an_automatic_queue_that_is_off_does_not_hide_one_that_is_on(gate: Gate) -> None:
+    auto = Auto(resource="sale-*", threshold=2, window_seconds=10, cooldown_seconds=60)
+    await configure(gate, "crowded", paths=["/sale/*"], auto=auto)
+    await configure(gate, "sale", paths=["/sale/**"], capacity=0)
+    verdict = await ask(gate, target="/sale/1")
+    assert (verdict.passes, verdict.queue) == (False, "sale")
+    # Its traffic counts all the same: past the threshold, the product has a line of its own.
+    for _ in range(3):
+        await ask(gate, target="/sale/1")
+    await gate.traffic.flush()
+    assert (await ask(gate, target="/sale/1")).queue == "sale-1"
+    assert (await ask(gate, target="/sale/2")).queue == "sale"
+
+
+async def test_a_foreign_cookie_of_the_same_name_in_front_takes_no_pass_away(gate: Gate) -> None:
+    await configure(gate, "sale", capacity=1)
+    good = (await gate.keys()).seal(await enter(gate, "sale"))
+    for cookies in (("forged", good), ("", "a.b.c", good), (good, "forged")):
+        assert (await gate.ask(Question(NS, resource="sale", cookies=cookies))).reason is Reason.INSIDE
+
+
+async def test_what_is_known_of_paths_does_not_grow_with_what_visitors_send(gate: Gate) -> None:
+    await configure(gate, "sale", paths=["/sale/**"], capacity=0)
+    for number in range(50):
+        assert (await ask(gate, target=f"/sale/x?n={number}")).queue == "sale"
+        assert (await ask(gate, target=f"/sale/{number}" + "x" * 4000)).queue == "sale"
+    assert len(gate.rules._matches) == 1
 
 
 async def test_bypasses(gate: Gate) -> None:

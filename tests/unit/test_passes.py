@@ -7,7 +7,16 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.waiting_room.passes import MOST_PASSES, Pass, PassKeys, Visitor, read_cookie, set_cookie
+from headgate.waiting_room.passes import (
+    LONGEST,
+    MOST_COOKIES,
+    MOST_PASSES,
+    Pass,
+    PassKeys,
+    Visitor,
+    read_cookies,
+    set_cookie,
+)
 
 KEYS = PassKeys([("a", b"secret-a"), ("b", b"secret-b")])
 VISITOR = Visitor("u1", 2000, (Pass("default/main", 1, 900, 1200),))
@@ -70,6 +79,23 @@ def test_the_newest_passes_are_kept() -> None:
     assert len(KEYS.seal(visitor)) < 3000
 
 
+def test_passes_with_the_longest_names_are_kept_as_far_as_a_cookie_can_hold_them() -> None:
+    visitor = Visitor("u1", 2000)
+    for number in range(MOST_PASSES):
+        visitor = visitor.with_pass(Pass(f"{'n' * 128}/{'q' * 127}{number}", 2**53, 10**10, 10**10 + 1))
+    sealed = KEYS.seal(visitor)
+    opened = KEYS.open(sealed, 1000)
+    assert len(sealed) <= LONGEST
+    assert opened is not None
+    assert 3 < len(opened.passes) < MOST_PASSES
+    assert opened.passes == visitor.passes[: len(opened.passes)]
+
+
+def test_all_cookies_of_the_name_are_read_up_to_a_bound() -> None:
+    assert read_cookies(b"headgate=a; x=y;headgate=b", secure=False) == ("a", "b")
+    assert len(read_cookies(b"headgate=a; " * 100, secure=False)) == MOST_COOKIES
+
+
 def test_on_https_the_cookie_is_bound_to_the_host_and_a_plain_one_is_not_read() -> None:
     header = set_cookie("v", secure=True)
     assert header.startswith("__Host-headgate=v; Path=/;")
@@ -77,6 +103,6 @@ def test_on_https_the_cookie_is_bound_to_the_host_and_a_plain_one_is_not_read() 
     assert "HttpOnly" in header
     assert "SameSite=Lax" in header
     assert "Secure" not in set_cookie("v", secure=False)
-    assert read_cookie(b"headgate=evil; __Host-headgate=good", secure=True) == "good"
-    assert read_cookie(b"headgate=evil", secure=True) == ""
-    assert read_cookie(b"a=b; headgate=v", secure=False) == "v"
+    assert read_cookies(b"headgate=evil; __Host-headgate=good", secure=True) == ("good",)
+    assert read_cookies(b"headgate=evil", secure=True) == ()
+    assert read_cookies(b"a=b; headgate=v", secure=False) == ("v",)

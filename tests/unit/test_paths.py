@@ -18,13 +18,27 @@ OPEN = PathRules(["/assets/**", "/health"], literal=True)
     [
         "/product/7", "/PRODUCT/7", "//product//7", "/product/7?x=1", "/%70roduct/7", "/%2570roduct/7", "/a/../product/7",
         "/./product/7/", "/product;v=1/7", "\\product\\7", "http://shop/product/7", "/sale/a/b/c", "/product/7#top",
+        "/sale", "/sale/", "/" + "./" * 5000 + "product/7", "/" + "a/../" * 2000 + "sale/x", "http://shop/sale?x",
     ],
 )  # fmt: skip
 def test_a_guarded_path_is_guarded_however_it_is_spelt(target: str) -> None:
     assert GUARDED.match(target)
 
 
-@pytest.mark.parametrize("target", ["/", "/products/7", "/product/7/reviews", "/other"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/sale/../about", "/sale/..%2fabout", "/sale/%2e%2e/about", "/sale/%252e%252e/about", "/sale/..;/about",
+        "/sale/x/..\\..\\about", "/sale/x/..%5c..%5cabout", "/sale/%25252e%25252e/about",
+    ],
+)  # fmt: skip
+def test_a_path_that_one_server_reads_as_guarded_is_guarded(target: str) -> None:
+    assert GUARDED.match(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["/", "/products/7", "/product/7/reviews", "/other", "/sales", "/a?/sale/x", "*", "http://shop", ""]
+)
 def test_other_paths_are_not_guarded(target: str) -> None:
     assert not GUARDED.match(target)
 

@@ -17,9 +17,15 @@ from headgate.kit.http import Asgi, Message, Receive, Scope, Send
 from headgate.sdk.http import GatewayUnavailable
 
 TIMEOUT_SECONDS: Final = 3.0
+RETRY_SECONDS: Final = 5
 _OURS: Final = re.compile(r"/wait/[^/]+|/api/queue/(entry|status|stream|board)")
+_SECURE: Final = {"wss": "https", "ws": "http"}
 _HOP: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "date", "server"})
 _PASSED_ON: Final = ("cookie", "accept", "accept-language", "content-type", "x-place-token", "idempotency-key")
+_AWAY: Final = (
+    b'<!doctype html><html lang="en"><meta name="viewport" content="width=device-width"><title>One moment</title>'
+    b"<h1>One moment, please</h1><p>This page cannot be shown right now. It tries again in a few seconds.</p>"
+)
 
 log = structlog.get_logger()
 
@@ -32,7 +38,7 @@ class Gate:
     ) -> None:
         self._app = app
         self._gateway = gateway.rstrip("/")
-        self._headers = {"X-API-Token": token} if token else {}
+        self._token = {"X-API-Token": token} if token else {}
         self._namespace = namespace
         self._fail_open = fail_open
         self._client: httpx2.AsyncClient | None = None
@@ -44,6 +50,8 @@ class Gate:
                 await self._app(scope, receive, send)
             finally:
                 await self.close()
+        elif scope["type"] == "websocket":
+            await self._ask_for_websocket(scope, receive, send)
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         elif _OURS.fullmatch(scope["path"]):
@@ -58,7 +66,26 @@ class Gate:
             self._client = None
 
     async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = self._described(scope)
+        answer = await self._verdict(scope)
+        if answer is None:
+            await (self._app(scope, receive, send) if self._fail_open else _refuse(scope, send))
+        elif answer.status_code != 200:
+            await _relay(answer, answer.content, send)
+        else:
+            await self._app(scope, receive, _with_cookie(send, answer.headers.get("set-cookie")))
+
+    async def _ask_for_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask before a handshake: whoever must wait is refused with 403, since there is no page to show."""
+        answer = await self._verdict(scope)
+        if self._fail_open if answer is None else answer.status_code == 200:
+            await self._app(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "websocket.close", "code": 1013, "reason": "It is not your turn yet."})
+
+    async def _verdict(self, scope: Scope) -> httpx2.Response | None:
+        """Ask the gateway about a request; None if it is away."""
+        headers = self._described(scope) | self._token
         headers["X-Forwarded-Uri"] = _target(scope)
         try:
             answer = await self._connected().get(
@@ -66,17 +93,8 @@ class Gate:
             )
         except httpx2.TransportError as error:
             log.warning("the gate cannot be asked", error=str(error) or type(error).__name__)
-            if self._fail_open:
-                await self._app(scope, receive, send)
-            else:
-                await _refuse(send)
-            return
-        if answer.status_code >= 500 and self._fail_open:
-            await self._app(scope, receive, send)
-        elif answer.status_code != 200:
-            await _relay(answer, answer.content, send)
-        else:
-            await self._app(scope, receive, _with_cookie(send, answer.headers.get("set-cookie")))
+            return None
+        return None if answer.status_code >= 500 and self._fail_open else answer
 
     async def _serve_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the waiting page and what it asks on to the gateway, streams as they come."""
@@ -86,17 +104,20 @@ class Gate:
             body += message.get("body", b"")
             if not message.get("more_body") or len(body) > 65_536:
                 break
+        # The page knows its visitor by the cookie alone. What it asks for later names somebody, and must not be
+        # believed for the site's token: a visitor could be anybody then.
+        vouched = self._token if scope["path"].startswith("/wait/") else {}
         request = self._connected().build_request(
             scope["method"],
             _target(scope),
-            headers=self._described(scope),
+            headers=self._described(scope) | vouched,
             content=body or None,
             timeout=httpx2.Timeout(TIMEOUT_SECONDS, read=60),
         )
         try:
             answer = await self._connected().send(request, stream=True)
         except httpx2.TransportError:
-            await _refuse(send)
+            await _refuse(scope, send)
             return
         try:
             await send({"type": "http.response.start", "status": answer.status_code, "headers": _headers_of(answer)})
@@ -112,13 +133,12 @@ class Gate:
         """Describe a request to the gateway; nothing that the visitor says of themselves is passed on but the cookie."""
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         headers = {name: given[name] for name in _PASSED_ON if name in given}
-        client = scope.get("client")
+        client, scheme = scope.get("client"), scope.get("scheme", "http")
         return {
             **headers,
-            **self._headers,
             "Host": given.get("host", "site"),
             "X-Forwarded-For": client[0] if client else "",
-            "X-Forwarded-Proto": scope.get("scheme", "http"),
+            "X-Forwarded-Proto": _SECURE.get(scheme, scheme),
         }
 
     def _connected(self) -> httpx2.AsyncClient:
@@ -141,7 +161,9 @@ def _with_cookie(send: Send, cookie: str | None) -> Send:
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = [*message.get("headers", ()), (b"set-cookie", cookie.encode("latin-1"))]
+            # A page with somebody's pass on it is nobody else's: no cache between us may keep it.
+            own = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"cache-control"]
+            own += [(b"set-cookie", cookie.encode("latin-1")), (b"cache-control", b"no-store")]
             message = {**message, "headers": own}
         await send(message)
 
@@ -163,8 +185,18 @@ async def _relay(answer: httpx2.Response, body: bytes, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _refuse(send: Send) -> None:
-    problem = GatewayUnavailable(retry_after=5)
-    headers = [(b"content-type", b"application/problem+json"), (b"retry-after", b"5"), (b"cache-control", b"no-store")]
+async def _refuse(scope: Scope, send: Send) -> None:
+    """Say that the gateway is away: to a browser with a page that tries again, to a program with a problem."""
+    problem = GatewayUnavailable(retry_after=RETRY_SECONDS)
+    kind, body = "application/problem+json", msgspec.json.encode(problem.document())
+    if any(name == b"accept" and b"text/html" in value for name, value in scope["headers"]):
+        kind, body = "text/html; charset=utf-8", _AWAY
+    again = b"%d" % RETRY_SECONDS
+    headers = [
+        (b"content-type", kind.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+    ]
+    headers += [(b"retry-after", again), (b"refresh", again)]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(problem.document())})
+    await send({"type": "http.response.body", "body": body})

@@ -68,7 +68,7 @@ class Question(msgspec.Struct, frozen=True):
     target: str = ""
     client: str = ""
     user_id: str = ""
-    cookie: str = ""
+    cookies: tuple[str, ...] = ()
     headers: dict[bytes, bytes] = msgspec.field(default_factory=dict)
 
 
@@ -114,8 +114,8 @@ class Gate:
         if match is None:
             verdict = _UNGUARDED
         else:
-            if match.automatic:
-                self.traffic.count(match)
+            if match.counted is not None:
+                self.traffic.count(match.counted)
             verdict = self._at_once(match, question) or await self._decide(match, question)
         figures = self._figures
         figures[verdict.reason] = figures.get(verdict.reason, 0) + 1
@@ -135,9 +135,9 @@ class Gate:
         await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who))
         self._inside.pop((thing, user_id), None)
 
-    async def visitor(self, cookie: str) -> Visitor | None:
-        """Read a visitor's cookie; None if it is not good."""
-        return self._recognise(await self.keys(), cookie, self.rules.now()) if cookie else None
+    async def visitor(self, cookies: tuple[str, ...]) -> Visitor | None:
+        """Read a visitor's cookies; None if none of them is good."""
+        return self._recognise(await self.keys(), cookies, self.rules.now()) if cookies else None
 
     def jobs(self) -> list[Job]:
         """Give what a worker does for the gate."""
@@ -198,20 +198,23 @@ class Gate:
 
     def _shown(self, question: Question, now: float) -> Visitor | None:
         """Give whose cookie comes with a request; None if it has no good one, or an account stands for the visitor."""
-        if self._keys is None or not question.cookie or question.user_id:
+        if self._keys is None or not question.cookies or question.user_id:
             return None
-        return self._recognise(self._keys, question.cookie, now)
+        return self._recognise(self._keys, question.cookies, now)
 
-    def _recognise(self, keys: PassKeys, cookie: str, now: float) -> Visitor | None:
-        visitor = self._recognised.get(cookie)
-        if visitor is None:
-            visitor = keys.open(cookie, now)
+    def _recognise(self, keys: PassKeys, cookies: tuple[str, ...], now: float) -> Visitor | None:
+        for cookie in cookies:
+            visitor = self._recognised.get(cookie)
             if visitor is None:
-                return None
-            if len(self._recognised) >= MOST_RECOGNISED:
-                self._recognised.clear()
-            self._recognised[cookie] = visitor
-        return visitor if visitor.expires > now else None
+                visitor = keys.open(cookie, now)
+                if visitor is None:
+                    continue
+                if len(self._recognised) >= MOST_RECOGNISED:
+                    self._recognised.clear()
+                self._recognised[cookie] = visitor
+            if visitor.expires > now:
+                return visitor
+        return None
 
     def _held(self, match: Match, user_id: str, visitor: Visitor | None, now: float) -> Pass | None:
         """Find a pass that is good for this queue as it is now."""

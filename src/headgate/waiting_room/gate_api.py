@@ -15,10 +15,10 @@ from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, Store
 from headgate.waiting_room.gate import Gate, Question, Verdict
 from headgate.waiting_room.model import State
 from headgate.waiting_room.page import PageState, choose_language, render, words_of
-from headgate.waiting_room.passes import Visitor, read_cookie, set_cookie
+from headgate.waiting_room.passes import Visitor, read_cookies, set_cookie
 from headgate.waiting_room.policy import Theme
 from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
-from headgate.waiting_room.returns import elsewhere, safe_return
+from headgate.waiting_room.returns import elsewhere, returnable, safe_return
 from headgate.waiting_room.room import WaitingRoom
 
 Name = Annotated[str, Meta(max_length=256)]
@@ -54,11 +54,11 @@ class GateQuery(Wire):
     event_type: Thing = ""
 
 
-class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}, forbid_unknown_fields=True):
-    """Which page to return to, and how the waiting page is shown."""
+class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
+    """Which page to return to, and how the waiting page is shown; whatever a shared link brought along is not ours."""
 
-    return_to: Annotated[str, Meta(max_length=4096)] = "/"
-    lang: Annotated[str, Meta(max_length=16)] = ""
+    return_to: str = "/"
+    lang: str = ""
     plain: str = ""
 
 
@@ -224,7 +224,7 @@ class _Nginx:
                 target,
                 call.client,
                 "",
-                read_cookie(call.headers.get(b"cookie"), secure=secure),
+                read_cookies(call.headers.get(b"cookie"), secure=secure),
                 call.headers,
             )
         )
@@ -232,7 +232,8 @@ class _Nginx:
             return _PASS
         headers = await cookie_headers(self._gate, verdict.visitor, secure=secure)
         if verdict.passes:
-            return Answer(b"", 200, headers)
+            # The site's page will carry this pass, so nobody may keep it for others.
+            return Answer(b"", 200, {**headers, "X-Headgate-Cache": "no-store"})
         headers["X-Headgate-Location"] = wait_url(query.namespace, verdict.queue, target)
         return Answer(b"", 401, headers)
 
@@ -278,7 +279,7 @@ class _Proxies:
                 event_type=thing_name(options["eventType"], "eventType") if "eventType" in options else "",
                 target=target,
                 client=call.client,
-                cookie=read_cookie(call.headers.get(b"cookie"), secure=secure),
+                cookies=read_cookies(call.headers.get(b"cookie"), secure=secure),
                 headers=call.headers,
             )
         )
@@ -339,7 +340,7 @@ class _WaitPage:
             plain=query.plain == "1",
         )
         words = words_of(language)
-        visitor = await self._gate.visitor(read_cookie(call.headers.get(b"cookie"), secure=secure))
+        visitor = await self._gate.visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
         visitor = visitor or self._gate.newcomer()
         try:
             entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
@@ -364,7 +365,9 @@ class _WaitPage:
 
 def wait_url(namespace: str, queue: str, target: str) -> str:
     """Give the waiting page's address for a request."""
-    query = {"return": target} if namespace == "default" else {"return": target, "namespace": namespace}
+    query = {"return": returnable(target)}
+    if namespace != "default":
+        query["namespace"] = namespace
     return f"/wait/{queue}?{urlencode(query)}"
 
 

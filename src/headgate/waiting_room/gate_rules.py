@@ -30,6 +30,7 @@ LOOK_SECONDS: Final = 0.7
 QUEUES_A_SECOND: Final = 64
 MOST_REVOKED: Final = 10_000
 MOST_MATCHES: Final = 4096
+LONGEST_KEPT: Final = 512
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.:-]")
 
 log = structlog.get_logger()
@@ -65,16 +66,20 @@ class Match:
     It is asked for with every request and changes only with its guard, so everything about it is worked out here.
     """
 
-    __slots__ = ("active", "automatic", "bypassed", "bypasses", "derived", "guard", "queue", "resource", "tag")
+    __slots__ = ("active", "bypassed", "bypasses", "counted", "derived", "guard", "queue", "resource", "tag")
 
-    def __init__(self, queue: Thing, guard: Guard, target: str, resource: str = "") -> None:
+    def __init__(
+        self, queue: Thing, guard: Guard, target: str, resource: str = "", *, counted: Match | None = None
+    ) -> None:
         policy = guard.policy
+        automatic = policy.auto is not None
         self.queue = queue
         self.tag = queue.tag
         self.guard = guard
         self.resource = resource
-        self.automatic = policy.auto is not None
-        self.active = not self.automatic or policy.queue_all or resource in guard.on
+        # Whose traffic this is: its own, or that of an automatic queue that is off while this one is on.
+        self.counted = self if automatic else counted
+        self.active = not automatic or policy.queue_all or resource in guard.on
         # Made from a template?
         self.derived = queue != guard.thing
         self.bypassed = bool(target) and guard.open_paths.match(target)
@@ -112,10 +117,14 @@ class GateRules:
         try:
             return self._matches[key]
         except KeyError:
+            path, query, _ = target.partition("?")
+            if query:
+                return self.match(namespace, resource, event_type, path)
             found = self._find(namespace, resource, event_type, target)
-            if len(self._matches) >= MOST_MATCHES:
-                self._matches.clear()
-            self._matches[key] = found
+            if len(target) <= LONGEST_KEPT:
+                if len(self._matches) >= MOST_MATCHES:
+                    self._matches.clear()
+                self._matches[key] = found
             return found
 
     async def keep(self) -> None:
@@ -197,15 +206,22 @@ class GateRules:
             (guard for guard in self._guards.values() if guard.thing.namespace == namespace),
             key=lambda guard: (guard.policy.auto is None, guard.thing.name),
         )
+        # An automatic queue that is off takes nothing away from another that is on: it only counts.
+        off: Match | None = None
         for guard in guards:
             auto = guard.policy.auto
             if auto is not None:
                 named = self._named(guard, resource, target)
                 if named and fnmatchcase(named, auto.resource) and auto.event_type in ("", event_type):
-                    return self._automatic(guard, named, event_type, target)
+                    match = self._automatic(guard, named, event_type, target)
+                    if match.active:
+                        return match
+                    off = off or match
+            elif off is not None and guard.thing == off.queue:
+                continue  # its own queue, about to be removed
             elif (resource and resource == guard.thing.name) or (not resource and guard.paths.match(target)):
-                return Match(guard.thing, guard, target)
-        return None
+                return Match(guard.thing, guard, target, counted=off)
+        return off
 
     @staticmethod
     def _named(guard: Guard, resource: str, target: str) -> str:

@@ -19,6 +19,7 @@ NAME_HTTP: Final = "headgate"
 _HTTPS: Final = NAME_HTTPS.encode() + b"="
 _HTTP: Final = NAME_HTTP.encode() + b"="
 MOST_PASSES: Final = 8
+MOST_COOKIES: Final = 4
 LONGEST: Final = 3000
 VISITOR_SECONDS: Final = 7 * 24 * 3600
 _VISITOR: Final = b"headgate visitor cookie v1"
@@ -72,8 +73,10 @@ class PassKeys:
         self._first = secrets[0][0]
 
     def seal(self, visitor: Visitor) -> str:
-        """Write the cookie's value."""
-        return self._sealed(_VISITOR, msgspec.json.encode(visitor))
+        """Write the cookie's value; of passes with names so long that they do not fit, the oldest fall off."""
+        while len(value := self._sealed(_VISITOR, msgspec.json.encode(visitor))) > LONGEST and visitor.passes:
+            visitor = Visitor(visitor.id, visitor.expires, visitor.passes[:-1])
+        return value
 
     def open(self, value: str, now: float) -> Visitor | None:
         """Read a cookie; None when it is not ours, was altered, or is too old. Passes past their end are left out."""
@@ -124,16 +127,16 @@ def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> s
     return f"{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Lax{flags}"
 
 
-def read_cookie(header: bytes | None, *, secure: bool) -> str:
-    """Find our cookie in a Cookie header, empty if it is not there; on https only the host-bound name counts."""
+def read_cookies(header: bytes | None, *, secure: bool) -> tuple[str, ...]:
+    """Find our cookies in a Cookie header; on https only the host-bound name counts.
+
+    On http another host of the same domain can put one of our name in front of ours, so the first is not all that counts.
+    """
     wanted = _HTTPS if secure else _HTTP
     if not header or wanted not in header:
-        return ""
-    for part in header.split(b";"):
-        part = part.strip()
-        if part.startswith(wanted):
-            return part[len(wanted) :].decode("latin-1")
-    return ""
+        return ()
+    parts = [part.strip() for part in header.split(b";")]
+    return tuple([part[len(wanted) :].decode("latin-1") for part in parts if part.startswith(wanted)][:MOST_COOKIES])
 
 
 _decode = msgspec.json.Decoder(Visitor).decode

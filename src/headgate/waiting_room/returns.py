@@ -9,6 +9,14 @@ from urllib.parse import urlsplit
 LONGEST: Final = 2048
 
 
+def returnable(target: str) -> str:
+    """Cut a request's target to what can be returned to: without its query if it is too long, else the start page."""
+    for wanted in (target, target.split("?", 1)[0]):
+        if len(wanted) <= LONGEST:
+            return wanted
+    return "/"
+
+
 def safe_return(wanted: str, host: str, allowed: Sequence[str]) -> str:
     """Give the address to return to, or / where the wish would lead off the site."""
     if not wanted or len(wanted) > LONGEST or any(ord(sign) <= 32 or sign in '\\"<>' for sign in wanted):
