@@ -66,6 +66,7 @@ class Statuses:
                 answer=StatusAnswer,
                 limit="status",
                 user=lambda call: call.query.user_id,
+                prompt=True,
             )
         ]
 

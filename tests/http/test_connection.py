@@ -12,7 +12,7 @@ import pytest
 
 from headgate.gateway import connection
 from headgate.gateway.exchange import Exchange
-from headgate.gateway.listener import Listener, listen
+from headgate.gateway.listener import Listener, asgi, listen
 from headgate.gateway.server import listening
 from headgate.kit.http import Receive, Scope
 from headgate.kit.problems import HeadgateError
@@ -52,7 +52,7 @@ class Served:
 async def served(application: Application, most_connections: int = 100) -> AsyncIterator[Served]:
     with listening(HOST, 0) as socket:
         port = socket.getsockname()[1]
-        async with listen(application, socket, most_connections, stop_seconds=2) as listener:
+        async with listen(asgi(application), socket, most_connections, stop_seconds=2) as listener:
             yield Served(listener, port)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.kit.http import Access, Call, Caller, ClientGone, Message, Operation, Stop, Stopping, Wire, event
+from headgate.kit.http import Access, Call, Caller, ClientGone, Message, Operation, Scope, Stop, Stopping, Wire, event
 
 pytestmark = pytest.mark.anyio
 
@@ -16,6 +16,8 @@ class Line:
     """A client's connection: it says nothing until it hangs up."""
 
     def __init__(self) -> None:
+        self.headers = {b"x-a": b"\xe9"}
+        self.scope: Scope = {"headers": []}
         self._watching: list[asyncio.Future[None]] = []
 
     async def receive(self) -> Message:
@@ -30,7 +32,7 @@ class Line:
 
 
 def call_on(line: Line, stop: Stop) -> Call:
-    return Call({"headers": []}, line.receive, {b"x-a": b"\xe9"}, "1", stop, line.watch)
+    return Call(line, "1", stop)
 
 
 async def forever(ended: list[str]) -> None:

@@ -9,21 +9,27 @@ import pytest
 
 from headgate.gateway import answering
 from headgate.gateway.answering import StreamRunner
-from headgate.kit.http import Call, Message, Stop, Stream, event
+from headgate.kit.http import Call, Message, Scope, Stop, Stream, event
 
 pytestmark = pytest.mark.anyio
 
 
-async def no_body() -> Message:
-    raise AssertionError("a stream reads no body")
+class Patient:
+    """A client that sends no body and never leaves."""
 
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        self.scope: Scope = {}
 
-def stays(departure: asyncio.Future[None]) -> None:
-    """A client that never leaves."""
+    async def receive(self) -> Message:
+        raise AssertionError("a stream reads no body")
+
+    def watch(self, departure: asyncio.Future[None]) -> None:
+        """Never settle it."""
 
 
 def call_of(stop: Stop) -> Call:
-    return Call({}, no_body, {}, "7", stop, stays)
+    return Call(Patient(), "7", stop)
 
 
 class Sent:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from headgate.cli.flags import Leash
 from headgate.cli.process import begin, listen_operations
 from headgate.cli.settings import ClientSettings, read_settings
-from headgate.gateway.listener import listen
+from headgate.gateway.listener import asgi, listen
 from headgate.gateway.server import listening
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.http import Receive, Scope, Send
@@ -76,7 +76,7 @@ async def shop(
 
         with listening(host, port) as listener:
             await _make_template(hg, life)
-            async with listen_operations(configuration, why_not), listen(gate, listener, stop_seconds=2):
+            async with listen_operations(configuration, why_not), listen(asgi(gate), listener, stop_seconds=2):
                 log.info("shop started", port=port)
                 await life.quiet.wait()
                 site.close()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from headgate.kit.http import Scope
 from headgate.kit.settings import SettingInvalid
 
 MOST_HOPS = 16
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Clients:
@@ -19,13 +19,13 @@ class Clients:
         self._networks = [_network(text) for text in trusted_proxies]
         self._trusted = lru_cache(maxsize=4096)(self._is_trusted)
 
-    def address(self, scope: Scope) -> tuple[str, bool]:
+    def address(self, client: tuple[str, int] | None, headers: Headers) -> tuple[str, bool]:
         """Give the client's address, and whether it is one of our own proxies that asks for itself."""
-        peer: str = scope["client"][0] if scope.get("client") else ""
+        peer = client[0] if client else ""
         if not self._networks or not self._trusted(peer):
             return peer, False
         hops: list[bytes] = []
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name == b"x-forwarded-for":
                 hops += value.split(b",")
         # Each proxy appends whom it saw, so the last address that is not a proxy of ours is the client; what stands

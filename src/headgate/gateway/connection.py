@@ -4,15 +4,18 @@ Why not a server that is there already: granian reads on threads of its own, and
 and back costs more than our whole dispatch (decision 0006). Here the parser (httptools, which is llhttp in strict mode)
 runs where the bytes arrive, and the answer goes out in one write. What could be read in two ways is refused: two lengths, a
 length beside chunks, folded headers, bare line feeds, a coding that we do not undo.
+
+A client that keeps its connection says the same headers with each request. So the last ones are remembered as they came: a
+plain GET that ends in the same bytes has the same headers, and only its first line is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import deque
 from typing import Any, Final, Protocol, cast
-from urllib.parse import unquote
 
 import httptools
 
@@ -26,7 +29,12 @@ IDLE_SECONDS: Final = 75.0
 HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
-_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+MOST_REMEMBERED: Final = 4096
+
+_GET: Final = re.compile(rb"GET (/[!\"$->@-~]*)(?:\?([!\"$-~]*))?").fullmatch
+_VERSION: Final = b" HTTP/1.1"
+# With one of these, a request is more than its headers.
+_MORE_THAN_A_HEAD: Final = frozenset((b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
 
 
 class HeadTooLarge(HeadgateError):
@@ -80,8 +88,9 @@ class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_client", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head", "_lingering",
-        "_parser", "_queue", "_reading", "_reads", "_refused", "_server", "_transport", "_url", "full", "heads", "since",
+        "_answering", "_between", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head", "_lingering",
+        "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_repeated", "_repeated_headers", "_transport",
+        "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
     def __init__(self, house: House) -> None:
@@ -89,16 +98,21 @@ class Connection(asyncio.Protocol):
         self.heads = house.heads
         self.since = house.now
         self.full = False
+        self.client: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._client: tuple[str, int] | None = None
-        self._server: tuple[str, int] | None = None
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = False
+        self._between = True
+        self._plain: Exchange | None = None
+        self._repeated = b""
+        self._repeated_headers: tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]] = ([], {})
         self._head_bytes = 0
         self._fed = 0
         self._reading: Exchange | None = None
+        self._unserved: Exchange | None = None
         self._answering: Exchange | None = None
         self._queue: deque[Exchange] = deque()
         self._refused: HeadgateError | None = None
@@ -115,8 +129,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._client = _address(transport.get_extra_info("peername"))
-        self._server = _address(transport.get_extra_info("sockname"))
+        self.client = _address(transport.get_extra_info("peername"))
+        self.server = _address(transport.get_extra_info("sockname"))
         if not self._house.arrived(self):
             self._refuse(TooManyConnections(retry_after=1))
 
@@ -126,14 +140,17 @@ class Connection(asyncio.Protocol):
             if exchange is not None:
                 exchange.lose()
         self._queue.clear()
-        self._answering = self._reading = None
+        self._answering = self._reading = self._unserved = self._plain = None
         self._parser = None
         self._settle_drains()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._refused is not None:
             return
+        if self._repeated and data.endswith(self._repeated) and self._answer_repeated(data):
+            return
         self._fed = len(data)
+        fresh = self._between
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -152,6 +169,12 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEADER_BYTES:
                 self._refuse(HeadTooLarge())
+        if fresh and self._between and self._plain is not None:
+            self._remember(data, self._plain)
+        if self._unserved is not None:
+            # Not from within the parser: an answer may be out at once, and close the connection.
+            exchange, self._unserved = self._unserved, None
+            self._house.serve(exchange)
 
     def eof_received(self) -> None:
         """A client that closes its side has left: returning None closes ours."""
@@ -168,6 +191,10 @@ class Connection(asyncio.Protocol):
         self._next()
 
     # The parser's side.
+
+    def on_message_begin(self) -> None:
+        self._between = False
+        self._plain = None
 
     def on_url(self, url: bytes) -> None:
         if not self._in_head:
@@ -198,26 +225,16 @@ class Connection(asyncio.Protocol):
         path, _, query = url.partition(b"?")
         if path[:1] != b"/":
             path = _origin_form(path)
-        scope = {
-            "type": "http",
-            "asgi": _ASGI,
-            "http_version": version,
-            "method": parser.get_method().decode(),
-            "scheme": "http",
-            "path": unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1"),
-            "raw_path": path,
-            "query_string": query,
-            "root_path": "",
-            "headers": headers,
-            "client": self._client,
-            "server": self._server,
-        }
-        expects = b"expect" in names and names[b"expect"].lower() == b"100-continue"
-        exchange = Exchange(self, scope, names, keep_alive=parser.should_keep_alive(), old=old, expects=expects)
+        exchange = Exchange(self, parser.get_method().decode(), path, query, headers, names)
+        exchange.keep_alive = parser.should_keep_alive()
+        exchange.old = old
+        if b"expect" in names and names[b"expect"].lower() == b"100-continue":
+            exchange.expect()
+        if not old and exchange.keep_alive and names.keys().isdisjoint(_MORE_THAN_A_HEAD):
+            self._plain = exchange
         self._reading = exchange
         if self._answering is None and not self._queue and not self.full:
-            self._answering = exchange
-            self._house.serve(exchange)
+            self._answering = self._unserved = exchange
         else:
             self._queue.append(exchange)
             if len(self._queue) >= MOST_PIPELINED:
@@ -228,6 +245,7 @@ class Connection(asyncio.Protocol):
             self._stop_reading()
 
     def on_message_complete(self) -> None:
+        self._between = True
         if self._reading is not None:
             self._reading.end()
             self._reading = None
@@ -291,6 +309,26 @@ class Connection(asyncio.Protocol):
         elif lasted > IDLE_SECONDS:
             self._transport.close()
 
+    def _remember(self, data: bytes, exchange: Exchange) -> None:
+        """Keep the end of a request that came alone and is nothing but its headers."""
+        line = data.find(b"\r\n")
+        if len(data) <= MOST_REMEMBERED and data.find(b"\r\n\r\n") == len(data) - 4 and data[:line].endswith(_VERSION):
+            self._repeated = data[line - len(_VERSION) :]
+            self._repeated_headers = exchange.pairs, exchange.headers
+
+    def _answer_repeated(self, data: bytes) -> bool:
+        """Take a request whose headers are the last one's; False if it has to be parsed after all."""
+        if self._answering is not None or self._queue or self.full or not self._between:
+            return False
+        line = _GET(data[: -len(self._repeated)])
+        if line is None:
+            return False
+        path, query = line.groups()
+        exchange = self._answering = Exchange(self, "GET", path, query or b"", *self._repeated_headers)
+        exchange.complete = True
+        self._house.serve(exchange)
+        return True
+
     def _next(self) -> None:
         if self._answering is not None or self.full:
             return
@@ -308,8 +346,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.keep_alive = False
-        names = dict(exchange.scope["headers"])
-        if b"content-length" in names or b"transfer-encoding" in names:
+        if b"content-length" in exchange.headers or b"transfer-encoding" in exchange.headers:
             exchange.fail(Malformed("A request with a body cannot ask for another protocol."))
 
     def _refuse(self, error: HeadgateError) -> None:

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from headgate.gateway.pages import Page, asset_operation, page_operation
 from headgate.gateway.tokens import Keyring
-from headgate.kit.http import Access, Answer, Call, Caller, Operation, Scope, Wire
+from headgate.kit.http import Access, Answer, Call, Caller, Operation, Wire
 from headgate.kit.problems import Forbidden, Unauthorized
 from headgate.kit.web import web_folder
 
@@ -64,12 +64,12 @@ class Sessions:
         payload = _text(msgspec.json.encode(_Ticket(mark, int(time.time()) + SESSION_SECONDS)))
         return caller, f"{payload}.{_text(self._mac(payload))}"
 
-    def caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller | None:
+    def caller(self, method: str, headers: dict[bytes, bytes]) -> Caller | None:
         """Say who is signed in; None if nobody is. What changes something must come from our own pages."""
         caller = self._read(headers.get(b"cookie"))
         if caller is None:
             return None
-        if scope["method"] not in _SAFE and not _from_our_page(headers):
+        if method not in _SAFE and not _from_our_page(headers):
             raise Forbidden("A signed-in browser may only do this from the console itself.")
         return caller
 

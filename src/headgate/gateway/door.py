@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from headgate.gateway.clients import Clients
 from headgate.gateway.console import Sessions
+from headgate.gateway.exchange import Exchange
 from headgate.gateway.limits import Limiter, limiters
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Keyring
-from headgate.kit.http import ANONYMOUS, Access, Caller, Scope
+from headgate.kit.http import ANONYMOUS, Access, Caller
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Forbidden, Unauthorized
 
@@ -25,7 +26,7 @@ class Door:
         self._sessions = sessions
 
     def enter(
-        self, scope: Scope, headers: dict[bytes, bytes], access: Access, limiter: Limiter | None, *, bearer: bool = True
+        self, exchange: Exchange, access: Access, limiter: Limiter | None, *, bearer: bool = True
     ) -> tuple[Caller, str]:
         """Give the caller and the client's address, or raise.
 
@@ -33,14 +34,15 @@ class Door:
         `Authorization` may belong to the site. Callers with a token are not held to the limits of an address, nor is
         a proxy of ours that asks for itself.
         """
-        client, ours = self._clients.address(scope)
+        headers = exchange.headers
+        client, ours = self._clients.address(exchange.client, exchange.pairs)
         secret = headers.get(b"x-api-token")
-        if secret is None and bearer:
-            secret = _bearer(headers.get(b"authorization"))
+        if secret is None and bearer and b"authorization" in headers:
+            secret = _bearer(headers[b"authorization"])
         caller = ANONYMOUS if secret is None else self._keyring.caller(secret) or ANONYMOUS
         if access is not Access.PUBLIC:
             if secret is None and b"cookie" in headers:
-                caller = self._sessions.caller(scope, headers) or ANONYMOUS
+                caller = self._sessions.caller(exchange.method, headers) or ANONYMOUS
             if caller is ANONYMOUS:
                 self._failures.take_address(client)
                 raise Unauthorized("Send a token in X-API-Token." if secret is None else "This token is not valid.")
@@ -66,7 +68,7 @@ def refuse_limited(caller: Caller, access: Access) -> None:
         raise Forbidden(f"This token may only be used in the namespace {caller.namespace}; this route has none.")
 
 
-def _bearer(authorization: bytes | None) -> bytes | None:
-    if authorization is None or authorization[:7].lower() != b"bearer ":
+def _bearer(authorization: bytes) -> bytes | None:
+    if authorization[:7].lower() != b"bearer ":
         return None
     return authorization[7:].strip()

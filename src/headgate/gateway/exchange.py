@@ -1,7 +1,7 @@
 """One request and its answer, on a connection of ours.
 
-An exchange is what an ASGI server hands to its application in three parts: the scope, `receive`, and `send`, which is the
-exchange itself. Besides, a whole answer can go out in one write (`whole`), a body that is here already can be had without
+What an ASGI server hands to its application in three parts is here as well: the scope, made when somebody asks for it,
+`receive`, and `send`, which is the exchange itself. Besides, a whole answer can go out in one write (`whole`), a body that is here already can be had without
 waiting (`body`), and whoever wants to know that the client has left gives a future (`watch`) instead of listening.
 """
 
@@ -13,6 +13,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from time import time
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from headgate.kit.http import Message, Scope
 from headgate.kit.problems import HeadgateError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MOST_AHEAD: Final = 65_536
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 _GONE: Final[Message] = {"type": "http.disconnect"}
 _BODILESS: Final = (204, 304)
 _FIRST_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -62,42 +64,42 @@ def plain_line(status: int) -> bytes:
 class Exchange:
     """One request: its scope, its body as it arrives, and its answer as it goes out."""
 
-    __slots__ = (
-        "_ahead", "_broken", "_chunked", "_chunks", "_connection", "_expects", "_gone", "_headers", "_left", "_status",
-        "_told", "_waiting", "_watchers", "complete", "finished", "headers", "keep_alive", "old", "scope", "started", "task",
-    )  # fmt: skip
+    # What most requests never change stands here once, and is not written for each of them.
+    complete = False
+    started = False
+    finished = False
+    old = False
+    keep_alive = True
+    task: asyncio.Task[None] | None = None
+    _expects = False
+    _chunks: list[bytes] | None = None
+    _ahead = 0
+    _told = False
+    _gone = False
+    _broken: HeadgateError | None = None
+    _waiting: set[asyncio.Future[None]] | None = None
+    _watchers: set[asyncio.Future[None]] | None = None
+    _status = 0
+    _answer_headers: Sequence[tuple[bytes, bytes]] = ()
+    _chunked = False
+    _left: int | None = None
+    _scope: Scope | None = None
 
     def __init__(
         self,
         connection: Connection,
-        scope: Scope,
+        method: str,
+        path: bytes,
+        query: bytes,
+        pairs: list[tuple[bytes, bytes]],
         headers: dict[bytes, bytes],
-        *,
-        keep_alive: bool,
-        old: bool,
-        expects: bool,
     ) -> None:
-        self.scope = scope
+        self.method = method
+        self.path = path
+        self.query = query
+        self.pairs = pairs
         self.headers = headers
-        self.keep_alive = keep_alive
-        self.old = old
-        self.complete = False
-        self.started = False
-        self.finished = False
-        self.task: asyncio.Task[None] | None = None
         self._connection = connection
-        self._expects = expects
-        self._chunks: list[bytes] = []
-        self._ahead = 0
-        self._told = False
-        self._gone = False
-        self._broken: HeadgateError | None = None
-        self._waiting: set[asyncio.Future[None]] | None = None
-        self._watchers: set[asyncio.Future[None]] | None = None
-        self._status = 0
-        self._headers: Sequence[tuple[bytes, bytes]] = ()
-        self._chunked = False
-        self._left: int | None = None
 
     # The connection's side.
 
@@ -105,6 +107,8 @@ class Exchange:
         """Take a part of the body; tell whether there is enough of it for now."""
         if self.finished:
             return False
+        if self._chunks is None:
+            self._chunks = []
         self._chunks.append(chunk)
         self._ahead += len(chunk)
         self._wake()
@@ -128,7 +132,37 @@ class Exchange:
         self._wake()
         self._settle()
 
+    def expect(self) -> None:
+        """The client waits for a word of ours before it sends the body."""
+        self._expects = True
+
     # The application's side.
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """The address at the other end of the connection."""
+        return self._connection.client
+
+    @property
+    def scope(self) -> Scope:
+        """The request in ASGI's words."""
+        if self._scope is None:
+            path = self.path.decode("latin-1")
+            self._scope = {
+                "type": "http",
+                "asgi": _ASGI,
+                "http_version": "1.0" if self.old else "1.1",
+                "method": self.method,
+                "scheme": "http",
+                "path": unquote(path) if "%" in path else path,
+                "raw_path": self.path,
+                "query_string": self.query,
+                "root_path": "",
+                "headers": list(self.pairs),
+                "client": self._connection.client,
+                "server": self._connection.server,
+            }
+        return self._scope
 
     @property
     def gone(self) -> bool:
@@ -182,7 +216,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             if self._status:
                 raise RuntimeError("the answer has begun already")
-            self._status, self._headers = message["status"], message.get("headers", ())
+            self._status, self._answer_headers = message["status"], message.get("headers", ())
             return
         if self.finished:
             if self._gone:
@@ -212,16 +246,16 @@ class Exchange:
 
     def _begin(self, size: int, more: bool) -> bytes:
         """Write the head and choose how the body's end is told."""
-        status, named = self._status, {name for name, _ in self._headers}
+        status, named = self._status, {name for name, _ in self._answer_headers}
         self.started = True
-        lines = [b"%b: %b\r\n" % (name, value) for name, value in self._headers]
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in self._answer_headers]
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise ValueError("a header would be more than one line")
-        bodiless = status in _BODILESS or self.scope["method"] == "HEAD"
+        bodiless = status in _BODILESS or self.method == "HEAD"
         if b"content-length" in named:
             if not bodiless:
-                self._left = int(next(value for name, value in self._headers if name == b"content-length"))
+                self._left = int(next(value for name, value in self._answer_headers if name == b"content-length"))
         elif bodiless:
             pass
         elif not more:
@@ -250,7 +284,7 @@ class Exchange:
         parts.append(body)
 
     def _bodiless(self) -> bool:
-        return self._status in _BODILESS or self.scope["method"] == "HEAD"
+        return self._status in _BODILESS or self.method == "HEAD"
 
     def _persistence(self) -> bytes:
         """Say whether the connection stays, where that is not what the client expects anyway."""
@@ -261,7 +295,7 @@ class Exchange:
 
     def _finish(self) -> None:
         self.finished = True
-        self._chunks.clear()
+        self._chunks = None
         if self._waiting:
             self._wake()
         if self._watchers:
@@ -269,9 +303,8 @@ class Exchange:
         self._connection.answered(self)
 
     def _taken(self) -> bytes:
-        chunks = self._chunks
+        chunks, self._chunks = self._chunks or (), None
         taken = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
         if self._ahead > MOST_AHEAD:
             self._connection.go_on_reading()
         self._ahead = 0

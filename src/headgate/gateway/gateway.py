@@ -1,7 +1,7 @@
 """One dispatch for every request: route, caller, limits, query, body, handler, answer.
 
-It is ASGI without request or response objects, because the hot routes go through it as well; whatever can be worked
-out beforehand is worked out when the gateway is put together, and a whole answer leaves in one write.
+The hot routes go through it as well. So whatever can be worked out beforehand is worked out when the gateway is put
+together, a whole answer leaves in one write, and a task is made only for a request that has to wait for something.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from time import perf_counter
+from types import CoroutineType
+from typing import Any
 
 import structlog
 from structlog.contextvars import bind_contextvars, unbind_contextvars
@@ -21,6 +24,7 @@ from headgate.gateway.answering import Headers, StreamRunner, block, close_chunk
 from headgate.gateway.door import Door, chosen_namespace, refuse_limited
 from headgate.gateway.exchange import Exchange
 from headgate.gateway.limits import Limiter
+from headgate.gateway.listener import Rest
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
 from headgate.gateway.origins import Origins
 from headgate.gateway.reading import NAMESPACE, BodyReader, QueryReader
@@ -35,8 +39,6 @@ from headgate.kit.http import (
     Message,
     Mount,
     Operation,
-    Receive,
-    Scope,
     Stop,
     Stream,
 )
@@ -64,12 +66,15 @@ class Unexpected(HeadgateError):
 class Route:
     """An operation with everything worked out that does not depend on the request."""
 
-    __slots__ = ("access", "body", "handler", "limiter", "namespaced", "query", "status", "tally", "title", "user")
+    __slots__ = (
+        "access", "body", "handler", "limiter", "namespaced", "prompt", "query", "status", "tally", "title", "user",
+    )  # fmt: skip
 
     def __init__(self, operation: Operation, settings: GatewaySettings, limits: dict[str, Limiter]) -> None:
         self.access = operation.access
         self.handler = operation.handler
         self.namespaced = operation.namespaced
+        self.prompt = operation.prompt
         self.status = operation.status
         self.user = operation.user
         self.title = f"{operation.method} {operation.path}"
@@ -84,19 +89,56 @@ class Route:
             )
 
 
-class MountRoute:
+class Place:
+    """Where a request has come to, for the log and the figures, before it has a route or instead of one."""
+
+    __slots__ = ("status", "tally", "title")
+
+    def __init__(self, title: str, tally: Tally) -> None:
+        self.title = title
+        self.tally = tally
+        self.status = 204
+
+
+class MountRoute(Place):
     """A mounted application and its figures."""
 
-    __slots__ = ("mount", "prefix", "tally")
+    __slots__ = ("mount", "prefix")
 
     def __init__(self, mount: Mount) -> None:
+        super().__init__(mount.prefix, Tally(f"mount {mount.prefix}"))
         self.mount = mount
         self.prefix = mount.prefix.rstrip("/").encode()
-        self.tally = Tally(f"mount {mount.prefix}")
+
+
+class Turn(Call):
+    """A request on its way through the gateway: what its handler sees, and what it takes to answer it."""
+
+    running = False
+    extra: Headers = _NO_HEADERS
+    work: CoroutineType[Any, Any, object]
+
+    def __init__(self, exchange: Exchange, request_id: str, stop: Stop, at: Place | Route) -> None:
+        super().__init__(exchange, request_id, stop)
+        self.exchange = exchange
+        self.at = at
+        self.started = perf_counter()
+
+    def begin(self, at: Place | Route) -> None:
+        """Its handler is about to run."""
+        self.at = at
+        self.running = True
+        at.tally.in_flight += 1
+
+    def end(self) -> None:
+        """The handler is done."""
+        if self.running:
+            self.running = False
+            self.at.tally.in_flight -= 1
 
 
 class Gateway:
-    """The ASGI application: all operations and mounts behind one door."""
+    """The application: all operations and mounts behind one door."""
 
     def __init__(
         self,
@@ -114,8 +156,12 @@ class Gateway:
         routes = [(each.method, each.path, Route(each, settings, door.limits)) for each in operations]
         self._router = Router(routes)
         self._mounts = [MountRoute(mount) for mount in mounts]
-        self._unmatched = Tally(UNMATCHED)
-        self._tallies = [self._unmatched, *(route.tally for _, _, route in routes), *(m.tally for m in self._mounts)]
+        self._unmatched = Place(UNMATCHED, Tally(UNMATCHED))
+        self._tallies = [
+            self._unmatched.tally,
+            *(route.tally for _, _, route in routes),
+            *(m.tally for m in self._mounts),
+        ]
         self._process = secrets.token_hex(6)
         self._numbers = count(1)
         self._warned: dict[str, float] = {}
@@ -125,65 +171,41 @@ class Gateway:
         """The classes of limits, which may be changed while the gateway runs."""
         return self._door.limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Exchange) -> None:
-        """Answer one request."""
-        started = perf_counter()
-        headers = send.headers
-        call = Call(scope, receive, headers, self._request_id(headers.get(b"x-request-id")), self.stop, send.watch)
-        _LOGGED_ID.set(call.request_id)
-        method: str = scope["method"]
-        tally, title, extra = self._unmatched, UNMATCHED, _NO_HEADERS
+    def __call__(self, exchange: Exchange) -> Rest | None:
+        """Answer one request, or give what is left to do: to wait for its body, its handler or its stream."""
+        headers = exchange.headers
+        given = headers.get(b"x-request-id")
+        request_id = f"{self._process}{next(self._numbers):x}" if given is None else self._request_id(given)
+        turn = Turn(exchange, request_id, self.stop, self._unmatched)
+        _LOGGED_ID.set(request_id)
         try:
-            try:
-                path: bytes = scope["raw_path"]
-                found = self._router.find(path)
-                if found is None:
-                    mounted = self._mounted(path)
-                    tally, title = mounted.tally, mounted.mount.prefix
-                    await self._run_mounted(mounted, call, send, started)
-                    return
-                resource, call.path = found
-                route = resource.routes.get(method)
-                if b"origin" in headers or b"traceparent" in headers:
-                    extra = self._extra(resource, route, headers)
-                if route is None:
-                    result: object = _without_route(resource, method)
-                    status = 204
-                else:
-                    tally, title, status = route.tally, route.title, route.status
-                    result = await self._run(route, call, send)
-                if isinstance(result, Stream):
-                    tally.count(result.status, perf_counter() - started)
-                    await self._stream(result, tally, call, send, extra)
-                    return
-                status, shared, body = rendered(result, status)
-            except ClientGone as error:
-                tally.count(error.status, perf_counter() - started)
-                return
-            except HeadgateError as error:
-                status, shared, body = problem(error, call.request_id)
-                if status >= 500:
-                    self._warn(error, title)
-            except Exception:  # the top of a request: whatever it was, the caller gets a problem and the log the reason
-                log.exception("request failed", operation=title)
-                status, shared, body = problem(Unexpected(), call.request_id)
-            seconds = perf_counter() - started
-            tally.count(status, seconds)
-            if logs.debugging():
-                _log(call, title, status, seconds)
-            if extra:
-                shared += block(extra)
-            if status == 204 or status == 304:
-                send.whole(status, b"%bx-request-id: %b\r\n\r\n" % (shared, call.request_id.encode()), b"")
+            found = self._router.find(exchange.path)
+            if found is None:
+                return self._run_mounted(self._mounted(exchange.path), turn)
+            resource, turn.path = found
+            route = resource.routes.get(exchange.method)
+            if b"origin" in headers or b"traceparent" in headers:
+                turn.extra = self._extra(resource, route, headers)
+            if route is None:
+                result: object = _without_route(resource, exchange.method)
             else:
-                head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-                    shared,
-                    call.request_id.encode(),
-                    len(body),
-                )
-                send.whole(status, head, b"" if method == "HEAD" else body)
-        finally:
-            call.close()
+                turn.begin(route)
+                if traces.on() or not (exchange.complete or route.body is None):
+                    return self._finish(turn, self._run(route, turn))
+                self._enter(route, turn)
+                if route.body is not None:
+                    turn.body = route.body.read(exchange)
+                result = self._handle(route, turn)
+                if isinstance(result, CoroutineType):
+                    if not route.prompt:
+                        return self._finish(turn, result)
+                    turn.work = result
+                    self._step(turn)
+                    return None
+            self._answer(turn, *rendered(result, turn.at.status))
+        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
+            self._fail(turn, error)
+        return None
 
     async def keep_figures(self) -> None:
         """Add the figures of all operations to the shared ones, again and again."""
@@ -196,38 +218,105 @@ class Gateway:
         for tally in self._tallies:
             tally.flush()
 
-    async def _run(self, route: Route, call: Call, exchange: Exchange) -> object:
-        tally = route.tally
-        tally.in_flight += 1
-        try:
-            parent = call.headers.get(b"traceparent")
-            with traces.span(route.title, traceparent=None if parent is None else parent.decode("latin-1")):
-                limiter = route.limiter
-                call.caller, call.client = self._door.enter(call.scope, call.headers, route.access, limiter)
-                call.query, namespace = route.query.read(call.scope["query_string"])
-                if route.namespaced:
-                    call.namespace = chosen_namespace(call.caller, call.path.get(NAMESPACE, namespace))
-                elif call.caller.namespace is not None:
-                    refuse_limited(call.caller, route.access)
-                if route.body is not None:
-                    call.body = await route.body.read(call.headers, exchange)
-                if limiter is not None and route.user is not None:
-                    user = route.user(call)
-                    if user:
-                        limiter.take_user(user)
-                return await route.handler(call)
-        finally:
-            tally.in_flight -= 1
+    async def _run(self, route: Route, turn: Turn) -> object:
+        """Go through with a request that is traced, or whose body is still on its way."""
+        parent = turn.headers.get(b"traceparent")
+        with traces.span(route.title, traceparent=None if parent is None else parent.decode("latin-1")):
+            self._enter(route, turn)
+            if route.body is not None:
+                turn.body = await route.body.read_later(turn.exchange)
+            result = self._handle(route, turn)
+            return await result if isinstance(result, CoroutineType) else result
 
-    async def _stream(self, stream: Stream, tally: Tally, call: Call, send: Exchange, extra: Headers) -> None:
-        own = [*stream_headers(stream), *extra, (b"x-request-id", call.request_id.encode())]
+    def _enter(self, route: Route, turn: Turn) -> None:
+        """Find out who calls, and read the query."""
+        turn.caller, turn.client = self._door.enter(turn.exchange, route.access, route.limiter)
+        turn.query, namespace = route.query.read(turn.exchange.query)
+        if route.namespaced:
+            turn.namespace = chosen_namespace(turn.caller, turn.path.get(NAMESPACE, namespace))
+        elif turn.caller.namespace is not None:
+            refuse_limited(turn.caller, route.access)
+
+    def _handle(self, route: Route, turn: Turn) -> object:
+        if route.limiter is not None and route.user is not None:
+            user = route.user(turn)
+            if user:
+                route.limiter.take_user(user)
+        return route.handler(turn)
+
+    def _step(self, turn: Turn, _awaited: object = None) -> None:
+        """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
+        try:
+            awaited = turn.work.send(None)
+        except StopIteration as done:
+            try:
+                self._answer(turn, *rendered(done.value, turn.at.status))
+            except Exception as error:  # noqa: BLE001 -- as below: an answer that cannot be written is a defect of ours
+                self._fail(turn, error)
+        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
+            self._fail(turn, error)
+        else:
+            if awaited is None:
+                asyncio.get_running_loop().call_soon(self._step, turn)
+            else:
+                awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
+                awaited.add_done_callback(partial(self._step, turn))
+
+    async def _finish(self, turn: Turn, work: Awaitable[object]) -> None:
+        """Answer once the handler is done."""
+        try:
+            result = await work
+            if isinstance(result, Stream):
+                await self._stream(result, turn)
+            else:
+                self._answer(turn, *rendered(result, turn.at.status))
+        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
+            self._fail(turn, error)
+        finally:
+            turn.end()
+            turn.close()
+
+    def _answer(self, turn: Turn, status: int, shared: bytes, body: bytes) -> None:
+        """Send a whole answer."""
+        turn.end()
+        seconds = perf_counter() - turn.started
+        turn.at.tally.count(status, seconds)
+        if logs.debugging():
+            _log(turn, status, seconds)
+        if turn.extra:
+            shared += block(turn.extra)
+        request_id = turn.request_id.encode()
+        if status == 204 or status == 304:
+            turn.exchange.whole(status, b"%bx-request-id: %b\r\n\r\n" % (shared, request_id), b"")
+        else:
+            head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (shared, request_id, len(body))
+            turn.exchange.whole(status, head, b"" if turn.exchange.method == "HEAD" else body)
+
+    def _fail(self, turn: Turn, error: Exception) -> None:
+        """Say what went wrong: to the caller if it is a refusal, to the log if it is a defect of ours."""
+        if isinstance(error, ClientGone):
+            turn.end()
+            turn.at.tally.count(error.status, perf_counter() - turn.started)
+            return
+        if not isinstance(error, HeadgateError):
+            log.error("request failed", operation=turn.at.title, exc_info=error)
+            error = Unexpected()
+        elif error.status >= 500:
+            self._warn(error, turn.at.title)
+        self._answer(turn, *problem(error, turn.request_id))
+
+    async def _stream(self, stream: Stream, turn: Turn) -> None:
+        turn.end()
+        tally, send = turn.at.tally, turn.exchange
+        tally.count(stream.status, perf_counter() - turn.started)
         tally.streams += 1
         try:
+            own = [*stream_headers(stream), *turn.extra, (b"x-request-id", turn.request_id.encode())]
             await send({"type": "http.response.start", "status": stream.status, "headers": own})
-            if call.scope["method"] == "HEAD":
+            if send.method == "HEAD":
                 await close_chunks(stream.chunks)
             else:
-                await StreamRunner(stream, call, send).run()
+                await StreamRunner(stream, turn, send).run()
             await send({"type": "http.response.body", "body": b""})
         except Exception:  # the answer has begun, so the only thing left to tell the client is its early end
             log.exception("stream failed", operation=tally.operation)
@@ -240,41 +329,41 @@ class Gateway:
                 return route
         raise NotFound
 
-    async def _run_mounted(self, route: MountRoute, call: Call, send: Exchange, started: float) -> None:
+    async def _run_mounted(self, route: MountRoute, turn: Turn) -> None:
         """Hand a request to a mounted application; what it raises before it answers becomes a problem."""
-        mount, tally, status = route.mount, route.tally, 0
+        mount, status = route.mount, 0
+        turn.begin(route)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode())]
+                own = [*message.get("headers", ()), (b"x-request-id", turn.request_id.encode())]
                 message = {**message, "headers": own}
-            await send(message)
+            await turn.exchange(message)
             if message.get("more_body"):
                 await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
 
-        tally.in_flight += 1
         try:
             limiter = self._door.limits[mount.limit] if mount.limit else None
-            call.caller, call.client = self._door.enter(
-                call.scope, call.headers, mount.access, limiter, bearer=mount.bearer
-            )
-            refuse_limited(call.caller, mount.access)
-            call.scope["headgate"] = call
-            await mount.app(call.scope, call.receive, watched)
-        except Exception:
+            turn.caller, turn.client = self._door.enter(turn.exchange, mount.access, limiter, bearer=mount.bearer)
+            refuse_limited(turn.caller, mount.access)
+            turn.scope["headgate"] = turn
+            await mount.app(turn.scope, turn.receive, watched)
+            turn.at.tally.count(status, perf_counter() - turn.started)
+        except Exception as error:
             if not status:
-                raise
+                self._fail(turn, error)
+                return
             log.exception("mounted application failed", mount=mount.prefix)
+            turn.at.tally.count(status, perf_counter() - turn.started)
         finally:
-            tally.in_flight -= 1
-        tally.count(status, perf_counter() - started)
+            turn.end()
+            turn.close()
 
-    def _request_id(self, given: bytes | None) -> str:
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given.decode()
-        return f"{self._process}{next(self._numbers):x}"
+    def _request_id(self, given: bytes) -> str:
+        """Take the client's own id if it can stand in a header and a log line."""
+        return given.decode() if _REQUEST_ID.fullmatch(given) else f"{self._process}{next(self._numbers):x}"
 
     def _extra(self, resource: Resource[Route], route: Route | None, headers: dict[bytes, bytes]) -> Headers:
         """Give the headers that only some answers have: for pages of other sites, and the caller's trace."""
@@ -307,13 +396,13 @@ def _without_route(resource: Resource[Route], method: str) -> Answer:
     raise MethodNotAllowed(f"This address takes {resource.allow}.", allow=resource.allow)
 
 
-def _log(call: Call, title: str, status: int, seconds: float) -> None:
+def _log(turn: Turn, status: int, seconds: float) -> None:
     """Log a request by its route: a path or a query may hold a ticket."""
     log.debug(
         "request",
-        operation=title,
+        operation=turn.at.title,
         status=status,
         ms=round(seconds * 1000, 3),
-        client=call.client,
-        caller=call.caller.name,
+        client=turn.client,
+        caller=turn.caller.name,
     )

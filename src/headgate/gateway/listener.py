@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -19,11 +19,13 @@ MOST_CONNECTIONS: Final = 20_000
 SWEEP_SECONDS: Final = 1.0
 
 log = structlog.get_logger()
-Serve = Callable[[Scope, Receive, Exchange], Awaitable[None]]
+Rest = Coroutine[Any, Any, None]
+# Answers a request at once, or gives the work that is left to do, for which a task is made.
+Serve = Callable[[Exchange], Rest | None]
 
 
 class Listener:
-    """Takes connections and answers their requests with an ASGI application."""
+    """Takes connections and answers their requests with an application."""
 
     def __init__(self, application: Serve, most_connections: int = MOST_CONNECTIONS) -> None:
         self._application = application
@@ -50,9 +52,16 @@ class Listener:
             self._none_left.set()
 
     def serve(self, exchange: Exchange) -> None:
-        """Start answering a request."""
-        self._exchanges.add(exchange)
-        exchange.task = self._loop.create_task(self._run(exchange))
+        """Answer a request, or start to."""
+        try:
+            rest = self._application(exchange)
+        except Exception:  # the top of a request: the application has said what it could
+            log.exception("request failed")
+            exchange.abort()
+            return
+        if rest is not None:
+            self._exchanges.add(exchange)
+            exchange.task = self._loop.create_task(self._run(exchange, rest))
 
     def stop(self) -> None:
         """Let each connection end with the request that is under way; those without one end now."""
@@ -82,15 +91,24 @@ class Listener:
             for connection in tuple(self._connections):
                 connection.sweep(self.now)
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: Exchange, rest: Rest) -> None:
         try:
-            await self._application(exchange.scope, exchange.receive, exchange)
+            await rest
         except Exception:  # the top of a request: the application has said what it could
             log.exception("request failed")
         finally:
             self._exchanges.discard(exchange)
             if not exchange.finished and not exchange.gone:
                 exchange.abort()
+
+
+def asgi(application: Callable[[Scope, Receive, Exchange], Awaitable[None]]) -> Serve:
+    """Serve a plain ASGI application."""
+
+    async def serve(exchange: Exchange) -> None:
+        await application(exchange.scope, exchange.receive, exchange)
+
+    return serve
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ class BodyTimeout(HeadgateError):
 
 
 class QueryReader:
-    """Turns a query string into a struct; refuses parameters that the struct does not have."""
+    """Turns a query string into a struct; refuses parameters that the struct does not have, unless it bears them."""
 
     def __init__(self, kind: type[msgspec.Struct] | None, *, namespaced: bool) -> None:
         self._kind = kind
@@ -42,6 +42,7 @@ class QueryReader:
         fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
         self._lists = frozenset(field.encode_name for field in fields if _is_list(field.type))
         self._floats = tuple(field.name for field in fields if _is_float(field.type))
+        self._bears_more = kind is not None and not kind.__struct_config__.forbid_unknown_fields
         names = {field.encode_name for field in fields}
         self._takes_namespace = namespaced and NAMESPACE not in names
         self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
@@ -76,6 +77,8 @@ class QueryReader:
                     continue
                 name = _text(raw, "a parameter's name", encoded)
                 if name.encode() not in names:
+                    if self._bears_more:
+                        continue
                     raise _unknown(name)
             text = _text(value, name, encoded)
             if name in self._lists:
@@ -96,12 +99,18 @@ class BodyReader:
         self._seconds = seconds
         self._optional = optional
 
-    async def read(self, headers: dict[bytes, bytes], exchange: Exchange) -> Any:
-        """Give the decoded body; None if there is none and none is needed."""
-        self._check(headers)
+    def read(self, exchange: Exchange) -> Any:
+        """Give the decoded body, all of which is here; None if there is none and none is needed."""
+        self._check(exchange.headers)
+        return self._decoded(exchange.body() or b"")
+
+    async def read_later(self, exchange: Exchange) -> Any:
+        """Give the decoded body, which is still on its way."""
+        self._check(exchange.headers)
         body = exchange.body()
-        if body is None:
-            body = await self._arrived(exchange)
+        return self._decoded(await self._arrived(exchange) if body is None else body)
+
+    def _decoded(self, body: bytes) -> Any:
         if len(body) > self._limit:
             raise self._too_large()
         if self._decode is None:

@@ -22,9 +22,9 @@ import structlog
 import uvloop
 
 from headgate.gateway.exchange import Exchange
-from headgate.gateway.listener import listen
+from headgate.gateway.listener import Rest, listen
 from headgate.kit import logs
-from headgate.kit.http import Receive, Scope, Stop
+from headgate.kit.http import Stop
 from headgate.kit.problems import HeadgateError
 
 BEAT_SECONDS: Final = 1.0
@@ -34,12 +34,12 @@ log = structlog.get_logger()
 
 
 class Application(Protocol):
-    """What a worker serves: an ASGI application that knows when to stop and whether it is ready."""
+    """What a worker serves: an application that knows when to stop and whether it is ready."""
 
     stop: Stop
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Exchange) -> None:
-        """Answer one request."""
+    def __call__(self, exchange: Exchange) -> Rest | None:
+        """Answer one request, or give what is left to do."""
 
     def ready(self) -> Awaitable[str | None]:
         """Say why not, or None if ready."""

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar, dataclass_transform
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -22,7 +23,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-Watch = Callable[[asyncio.Future[None]], None]
 T = TypeVar("T")
 
 JSON = "application/json"
@@ -99,6 +99,22 @@ class Stop:
             future.add_done_callback(self._waiting.discard)
 
 
+class Request(Protocol):
+    """What a call is made of: the server's side of one request."""
+
+    headers: dict[bytes, bytes]
+
+    @property
+    def scope(self) -> Scope:
+        """The request in ASGI's words."""
+
+    async def receive(self) -> Message:
+        """Give the next part of the body, or say that the client has left."""
+
+    def watch(self, future: asyncio.Future[None], /) -> None:
+        """Settle this future when nobody waits for the answer any more."""
+
+
 class Call:
     """One request, as its handler sees it.
 
@@ -106,27 +122,29 @@ class Call:
     is the client's address, seen through trusted proxies.
     """
 
-    __slots__ = (
-        "_departure", "_watch", "body", "caller", "client", "headers", "namespace", "path", "query", "receive",
-        "request_id", "scope", "stop",
-    )  # fmt: skip
+    path: Mapping[str, str] = MappingProxyType({})
+    query: Any = None
+    body: Any = None
+    caller = ANONYMOUS
+    client = ""
+    namespace = "default"
+    _departure: asyncio.Future[None] | None = None
 
-    def __init__(
-        self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], request_id: str, stop: Stop, watch: Watch
-    ) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.headers = headers
+    def __init__(self, request: Request, request_id: str, stop: Stop) -> None:
+        self.headers = request.headers
         self.request_id = request_id
         self.stop = stop
-        self.path: dict[str, str] = {}
-        self.query: Any = None
-        self.body: Any = None
-        self.caller = ANONYMOUS
-        self.client = ""
-        self.namespace = "default"
-        self._departure: asyncio.Future[None] | None = None
-        self._watch = watch
+        self._request = request
+
+    @property
+    def scope(self) -> Scope:
+        """The request in ASGI's words."""
+        return self._request.scope
+
+    @property
+    def receive(self) -> Receive:
+        """Reads the body in ASGI's way."""
+        return self._request.receive
 
     def header(self, name: str) -> str | None:
         """Give the header of this name, the last one if it was sent twice, or None."""
@@ -153,7 +171,7 @@ class Call:
         if self._departure is None:
             departure = self._departure = asyncio.get_running_loop().create_future()
             self.stop.watch(departure)
-            self._watch(departure)
+            self._request.watch(departure)
         return self._departure
 
     def close(self) -> None:
@@ -198,7 +216,8 @@ class Stream:
     status: int = 200
 
 
-Handler = Callable[[Call], Awaitable[object]]
+# A coroutine function; or a plain one, which answers at once and whole, or gives a coroutine when it has to wait after all.
+Handler = Callable[[Call], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +227,8 @@ class Operation:
     Path parameters are written `{name}`; a last one written `{name:path}` takes the rest with its slashes. `body` may be
     `bytes` for a body of any kind. `status` is that of a plain answer; without `answer` it is 204 in the document, and
     `other_statuses` are those that an `Answer` may have besides (201, 302, 304 and so on).
+    `prompt` says that the handler answers at once or after a call of the store: it is run without a task of its own, at half
+    the cost, and so it must not use `asyncio.timeout`, a `TaskGroup` or anything else that wants the current task.
     `limit` names a class of the gateway's limits, counted per client address and, where `user` tells whose request it is,
     per user as well. `content_type` and `headers` (request headers of its own, with what they mean) are for the document:
     a `Stream` or an `Answer` says its own type.
@@ -236,6 +257,7 @@ class Operation:
     description: str = ""
     name: str = ""
     documented: bool = True
+    prompt: bool = False
 
     @property
     def id(self) -> str:

@@ -99,6 +99,11 @@ def close() -> None:
         provider.shutdown()
 
 
+def on() -> bool:
+    """Tell whether traces are recorded."""
+    return _tracer is not None
+
+
 def span(name: str, *, traceparent: str | None = None, **attributes: Attribute) -> AbstractContextManager[Span]:
     """Record a stretch of work: below the current span, or below the caller's if a `traceparent` header is given."""
     if _tracer is None:
