@@ -244,11 +244,15 @@ class Store:
         """Open the way to a slot; when the store has been away for a while, callers do not wait out their deadline."""
         if route.down_seconds() > DOWN_SECONDS:
             limit = min(limit, self._loop.time() + DOWN_WAIT)
+        # Not asyncio.timeout, which wants a task around it: a prompt operation has none.
+        finding = self.errands.start(route.link(slot) if detour is None else route.node(detour))
         try:
-            async with asyncio.timeout_at(limit):
-                return await (route.link(slot) if detour is None else route.node(detour))
-        except TimeoutError as error:
-            raise StoreUnavailable("The store cannot be reached.", retry_after=1) from error
+            await asyncio.wait((finding,), timeout=limit - self._loop.time())
+            if finding.done():
+                return finding.result()
+        finally:
+            finding.cancel()
+        raise StoreUnavailable("The store cannot be reached.", retry_after=1)
 
 
 _named = lru_cache(maxsize=4096)(Thing)
