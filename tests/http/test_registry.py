@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,6 +106,20 @@ async def test_discovery_is_conditional_by_revision(client: httpx2.AsyncClient) 
     assert third.status_code == 200
 
 
+async def test_what_comes_and_goes_without_a_revision_has_a_tag_of_its_own(client: httpx2.AsyncClient) -> None:
+    await register(client, "a", metrics={"load": 0.2})
+    await register(client, "b", metrics={"load": 0.3})
+    query = {"type": "game", "group": "kr-1", "filter": "metrics.load<0.5"}
+    tag = (await client.get("/sd/v1/instances", params=query)).headers["etag"]
+    path = "/sd/v1/instances/a/heartbeat"
+    await client.post(path, json={"type": "game", "group": "kr-1", "metrics": {"load": 0.3}})
+    assert (await client.get("/sd/v1/instances", params=query, headers={"If-None-Match": tag})).status_code == 304
+    await client.post(path, json={"type": "game", "group": "kr-1", "metrics": {"load": 0.9}})
+    changed = await client.get("/sd/v1/instances", params=query, headers={"If-None-Match": f"W/{tag}"})
+    assert [each["instanceId"] for each in changed.json()["instances"]] == ["b"]
+    assert changed.headers["cache-control"] == "private, no-cache"
+
+
 async def test_filters_health_and_groups_choose(client: httpx2.AsyncClient) -> None:
     await register(client, "a", metadata={"version": "1.2"}, metrics={"load": 0.2})
     await register(client, "b", metadata={"version": "1.3"}, healthy=False)
@@ -133,6 +148,11 @@ async def test_a_real_probe_only_filters(client: httpx2.AsyncClient) -> None:
         {"type": "a b"}, {"type": ""}, {"type": "x" * 129}, {"type": "{a}"}, {"type": "게임"}, {"instanceId": "a:b"},
         {"instanceId": "x" * 65}, {"unknown": 1}, {"port": 70_000}, {"port": "80"}, {"weight": -1}, {"ttlSeconds": 0},
         {"metadata": []}, {"hostname": "a\u202eb"}, {"check": {"kind": "icmp"}}, {"check": {"kind": "tcp", "rise": 0}},
+        {"check": {"kind": "http", "url": "http://a:99999/"}}, {"check": {"kind": "http", "url": "http://[::1"}},
+        {"check": {"kind": "http", "url": "ws://a/"}}, {"check": {"kind": "websocket", "url": "http://a/"}},
+        {"check": {"kind": "http", "url": "/a b"}}, {"check": {"kind": "http", "url": "/\x00"}},
+        {"check": {"kind": "http", "url": "x"}}, {"check": {"kind": "http", "url": ""}},
+        {"check": {"kind": "http", "url": "/" + "x" * 2000}}, {"check": {"kind": "tcp", "url": "/"}},
     ],
 )  # fmt: skip
 async def test_bad_records_are_refused_with_422(client: httpx2.AsyncClient, record: dict[str, object]) -> None:
@@ -203,6 +223,18 @@ async def test_a_watch_from_the_future_or_long_ago_is_reset(client: httpx2.Async
             assert msgspec.json.decode(seen[0].data)["epoch"]
     refused = await client.get("/sd/v1/watch", params={"type": "game", "group": "kr-1", "revision": "soon"})
     assert refused.status_code == 422
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [{"a b": 1}, {"": 1}, {"a": -1}, {"a": 2**60}, {"a": "x"}, [], {f"g{number}": 1 for number in range(5001)}],
+)
+async def test_a_cursor_that_is_not_ours_is_refused(client: httpx2.AsyncClient, positions: object) -> None:
+    cursor = base64.urlsafe_b64encode(msgspec.json.encode(positions)).decode().rstrip("=")
+    headers = {"Last-Event-ID": cursor}
+    refused = await client.get("/sd/v1/watch", params={"type": "game"}, headers=headers)
+    assert refused.status_code in (422, 431), refused.text
+    assert refused.json()["code"]
 
 
 async def test_all_groups_are_watched_under_one_cursor(client: httpx2.AsyncClient) -> None:

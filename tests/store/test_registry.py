@@ -294,6 +294,66 @@ async def test_an_evicted_instance_may_not_register_until_its_time_is_over(store
     assert await ids(registry) == ["a"]
 
 
+async def test_a_tombstone_outlives_no_override_and_an_override_outlives_its_tombstone(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for name in ("a", "b"):
+        await add(registry, name)
+    await registry.override(NS, "game", "kr-1", "b", OverrideChange(enabled=False))
+    await registry.remove(NS, "game", "kr-1", "b")
+    for name in ("a", "b"):
+        await registry.remove(NS, "game", "kr-1", name, reason="evicted", evict_seconds=60)
+    store.advance_clock(61_000)
+    await sweeper.sweep(game)
+    assert await store.read(game, "HKEYS", game.key("overrides")) == [b"b"]
+    for name in ("a", "b"):
+        await add(registry, name)
+    found = {each.instance_id: each for each in (await registry.discover(NS, "game", "kr-1")).instances}
+    assert (found["a"].override, found["b"].enabled) == (None, False)
+
+
+async def test_who_moves_to_another_group_is_known_there(store: Store, registry: Registry) -> None:
+    await add(registry, "a")
+    await registry.register(NS, Record(type="game", group="us-1", instance_id="a"))
+    await registry.remove(NS, "game", "kr-1", "a")
+    for each in (registry, Registry(store)):
+        assert await each.locate(NS, "a") == ("game", "us-1")
+
+
+async def test_who_is_asked_for_by_its_id_alone_is_not_forgotten(store: Store, registry: Registry) -> None:
+    await add(registry, "long")
+    for days in (20, 40, 60):
+        store.advance_clock(days * 86_400_000)
+        assert await Registry(store).locate(NS, "long") == ("game", "kr-1")
+        await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
+    store.advance_clock(91 * 86_400_000)
+    await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
+    with pytest.raises(UnknownInstance):
+        await Registry(store).locate(NS, "long")
+
+
+async def test_the_tag_follows_who_is_hidden_or_held(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    for name in ("a", "b", *"cdefghij"):
+        await add(registry, name)
+
+    async def tag() -> str:
+        return (await registry.look(game)).tag(by_metrics=False)
+
+    seen = [await tag()]
+    await pass_time(store, sweeper, game, 0, 31_000)
+    seen.append(await tag())
+    assert len(await ids(registry)) == 10, "held"
+    await registry.protect(NS, "game", "kr-1", "off")
+    seen.append(await tag())
+    assert await ids(registry) == []
+    for name in ("a", "b"):
+        await registry.heartbeat(NS, "game", "kr-1", Beat(name))
+        seen.append(await tag())
+    assert len(set(seen)) == len(seen), "each shows others"
+
+
 async def test_all_groups_of_a_type_and_other_namespaces_apart(registry: Registry) -> None:
     for group in ("kr-1", "us-1"):
         await registry.register(NS, Record(type="game", group=group, instance_id="a"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from websockets.asyncio.server import serve as serve_websocket
 
 from headgate.registry.alerts import Alerts, AlertTarget
 from headgate.registry.checks import Checker
-from headgate.registry.health import Prober
+from headgate.registry.health import Prober, prober_for
 from headgate.registry.instances import Registry
 from headgate.registry.model import Check, CheckKind, Instance, Record
 from headgate.registry.settings import RegistrySettings
@@ -134,24 +135,69 @@ async def test_grpc_is_healthy_only_when_serving() -> None:
 async def test_probes_stay_in_the_allowed_networks_and_off_the_store() -> None:
     async with site() as web:
         assert not await Prober(["10.0.0.0/8"]).healthy(instance(web.port, "http"))
-        assert not await Prober(LOCAL, forbidden=[("127.0.0.1", web.port)]).healthy(instance(web.port, "http"))
+        assert not await Prober(LOCAL, forbidden=lambda: [("127.0.0.1", web.port)]).healthy(instance(web.port, "http"))
         assert web.bodies == [], "nobody was called"
         check = Check(kind=CheckKind.HTTP, url=f"http://localhost:{web.port}/health")
         assert not await Prober(["10.0.0.0/8"]).healthy(instance(1), check)
         assert await Prober(LOCAL).healthy(instance(1), check)
 
 
-async def test_a_hanging_server_costs_only_its_own_time() -> None:
+async def test_the_store_is_out_of_reach_by_every_name(store: Store) -> None:
+    for node in store.route.nodes():
+        prober = prober_for(store, RegistrySettings())
+        assert await Prober(LOCAL).healthy(instance(node.port)), "it is there"
+        for host in ("127.0.0.1", "localhost", "::ffff:127.0.0.1", "127.0.0.5"):
+            assert not await prober.healthy(instance(node.port, host=host)), host
+    assert not await Prober(LOCAL, forbidden=lambda: [("localhost", node.port)]).healthy(instance(node.port))
+
+
+async def test_a_name_is_asked_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = socket.getaddrinfo
+
+    def both(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        """As a machine answers that has both families; ours may have one only."""
+        if host != "both.test":
+            return found(host, port, *args, **options)
+        return [*found("127.0.0.9", port, *args, **options), *found("127.0.0.1", port, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    async with site() as web:
+        assert await Prober(LOCAL).healthy(instance(web.port, "http", "both.test"))
+        assert not await Prober(["127.0.0.1/32"]).healthy(instance(web.port, "http", "both.test")), "one is forbidden"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://a:99999/"), ("127.0.0.1", "http://[::1"), ("127.0.0.1", "/a b\x00"),
+        ("127.0.0.1", "/\r\nX: y"), ("ä b", "/"), ("[::1]", "/"), ("a/b#", None), ("x" * 250, None), ("\x7f", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["http", "ws", "grpc", "tcp"])
+async def test_an_address_that_makes_no_sense_is_a_failed_probe(host: str, url: str | None, kind: str) -> None:
+    check = Check(kind=CheckKind.HTTP, url=url) if url else None
+    assert not await Prober(LOCAL).healthy(instance(80, kind, host), check)
+
+
+@asynccontextmanager
+async def hanging() -> AsyncIterator[int]:
+    """A server that takes connections and never answers."""
+
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with site() as web:
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def test_a_hanging_server_costs_only_its_own_time() -> None:
+    async with site() as web, hanging() as port:
         chosen = await Prober(LOCAL).choose([instance(port, "http"), instance(web.port, "http")], 0.5)
         assert [each.port for each in chosen] == [web.port]
-    server.close()
 
 
 async def steps(checker: Checker, until: Callable[[], Awaitable[bool]]) -> None:
@@ -207,6 +253,49 @@ async def test_workers_divide_the_checks_and_take_over(store: Store) -> None:
             await asyncio.sleep(0.1)
         # 10 instances, twice a second, 3 s: 60, less the staggered start; doubled work would be 180.
         assert 20 <= len(web.bodies) <= 75
+
+
+async def test_a_check_that_hangs_holds_up_no_other_and_is_made_once(store: Store) -> None:
+    registry = Registry(store)
+    calls = 0
+
+    class Counted(Prober):
+        async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
+            nonlocal calls
+            calls += instance.instance_id == "stuck"
+            return await super().healthy(instance, check)
+
+    checkers = [Checker(Registry(store), Counted(LOCAL), Alerts()) for _ in range(2)]
+    async with site() as web, hanging() as port:
+        await registry.register(
+            NS, Record(type="game", group="g", instance_id="stuck", check=check_of(port, timeout_seconds=30))
+        )
+        for group in ("g", "h"):
+            record = Record(type="game", group=group, instance_id=f"ok-{group}", check=check_of(web.port))
+            await registry.register(NS, record)
+
+        async def step() -> bool:
+            for checker in checkers:
+                await checker.step()
+            return len(web.bodies) >= 16
+
+        await eventually(step, 15, every=0.05)
+    assert calls == 1, "five seconds of two workers, and nobody asks again while the first still waits"
+
+
+async def test_a_record_that_changes_does_not_put_off_its_check(store: Store) -> None:
+    registry = Registry(store)
+    thing = registry.service(NS, "game", "g")
+
+    async def due() -> object:
+        return await store.read(thing, "ZSCORE", thing.key("due"), "a")
+
+    check = check_of(1, remove_after_seconds=5)
+    await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check))
+    before = await due()
+    for number in range(20):
+        await registry.renew(NS, Record(type="game", group="g", instance_id="a", check=check, metadata={"n": number}))
+    assert await due() == before
 
 
 async def test_whoever_stays_unhealthy_is_removed_if_asked(store: Store) -> None:

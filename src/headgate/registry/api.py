@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from headgate.kit.conditional import holds
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
@@ -260,13 +261,13 @@ class _Api:
             looks = {query.group: await self._registry.look(thing, healthy=query.healthy, filters=filters)}
         else:
             looks = await self._registry.looks(call.namespace, query.type, healthy=query.healthy, filters=filters)
-        # Whoever is overdue is hidden before there is a revision for it, so the count belongs to the tag.
-        tag = ".".join(f"{look.revision}-{look.overdue}" for look in looks.values())
+        by_metrics = any(filter_.part == "metrics" for filter_ in filters)
+        tag = ".".join(look.tag(by_metrics=by_metrics) for look in looks.values())
         etag = f'"{tag if len(tag) < 200 else _digest(tag)}"'
-        if not query.check and call.header("if-none-match") == etag:
+        if not query.check and holds(call, etag):
             return Answer(status=304, headers={"ETag": etag})
         if query.group is not None and not query.check:
-            return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "no-cache"})
+            return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
         instances = [instance for look in looks.values() for instance in look.instances]
         if query.check:
             instances = await call.attend(self._prober.choose(instances))
@@ -279,7 +280,7 @@ class _Api:
             revisions=revisions if several else None,
             cursor=write_cursor(revisions) if several else None,
         )
-        return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "no-cache"})
+        return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
     async def remove(self, call: Call) -> None:
         try:

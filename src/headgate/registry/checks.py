@@ -21,7 +21,10 @@ from headgate.store import Arg, Claim, Thing, script
 CLAIM = script(__package__, "check_claim")
 DONE = script(__package__, "check_done")
 AT_ONCE: Final = 64
-LONGEST_PROBE_MS: Final = 4000
+SPARE_MS: Final = 2000
+LATEST_MS: Final = 4000
+SOON_MS: Final = 250
+GATHERING_SECONDS: Final = 0.02
 EVERY_SECONDS: Final = 0.25
 
 log = structlog.get_logger()
@@ -43,15 +46,21 @@ class Checker:
         self._registry = registry
         self._prober = prober
         self._alerts = alerts
+        self._under_way = 0
 
     async def step(self) -> None:
-        """Make all checks that are due now."""
-        claims = await self._registry.checks.claim()
-        await asyncio.gather(*(self._visit(claim) for claim in claims))
+        """Begin all checks that are due now; one that hangs holds up nobody else's."""
+        if self._under_way < self._prober.at_once:
+            for claim in await self._registry.checks.claim():
+                await self._visit(claim)
 
     async def _visit(self, claim: Claim) -> None:
+        room = min(AT_ONCE, self._prober.at_once - self._under_way)
+        if room <= 0:
+            await self._registry.checks.done(claim, SOON_MS)
+            return
         thing = self._registry.store.thing("service", claim.thing.namespace, claim.thing.name)
-        reply = cast("list[bytes | int]", await self._registry.store.run(CLAIM, thing, AT_ONCE, LONGEST_PROBE_MS))
+        reply = cast("list[bytes | int]", await self._registry.store.run(CLAIM, thing, room, SPARE_MS))
         next_ms = cast("int", reply[0])
         if next_ms < 0:
             await self._registry.checks.forget(claim)
@@ -61,14 +70,30 @@ class Checker:
         words = cast("list[bytes]", reply[1:])
         trials = [_trial(*words[i : i + 4]) for i in range(0, len(words), 4)]
         if trials:
-            await self._make(thing, trials)
+            self._under_way += len(trials)
+            self._registry.store.errands.start(self._make(thing, trials))
 
     async def _make(self, thing: Thing, trials: list[Trial]) -> None:
-        outcomes = await asyncio.gather(*(self._prober.healthy(trial.instance, trial.check) for trial in trials))
+        """Make checks side by side; what they find is noted as it comes, those that end together in one call."""
+        asking = {asyncio.ensure_future(self._prober.healthy(trial.instance, trial.check)): trial for trial in trials}
+        try:
+            while asking:
+                await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(GATHERING_SECONDS)
+                ended = [task for task in asking if task.done()]
+                found = [(asking.pop(task), task.result()) for task in ended]
+                self._under_way -= len(found)
+                await self._note(thing, found)
+        finally:
+            self._under_way -= len(asking)
+            for task in asking:
+                task.cancel()
+
+    async def _note(self, thing: Thing, found: list[tuple[Trial, bool]]) -> None:
         settings = self._registry.settings
         items: list[Arg] = []
-        soonest = LONGEST_PROBE_MS
-        for trial, passed in zip(trials, outcomes, strict=True):
+        soonest = LATEST_MS
+        for trial, passed in found:
             check = trial.check
             # A little early or late each time: checks that started together drift apart.
             pause = int(check.interval_seconds * 1000 * random.uniform(0.9, 1.1))
@@ -81,11 +106,11 @@ class Checker:
             words = await self._registry.store.run(
                 DONE, thing, settings.lease_ms, settings.history, int(settings.override_seconds * 1000), *items
             )
+            await self._registry.checks.put(thing, soonest)
         except HeadgateError as error:
             log.warning("health checks were made for nothing", service=thing.name, error=str(error))
             return
-        await self._registry.checks.put(thing, soonest)
-        for trial, word in zip(trials, cast("list[bytes]", words), strict=True):
+        for (trial, _), word in zip(found, cast("list[bytes]", words), strict=True):
             if word in (b"healthy", b"unhealthy", b"removed"):
                 self._tell(thing, trial, word.decode())
 

@@ -14,10 +14,12 @@ from headgate.store import Batch, Index, Store, Thing, script
 PUT = script(__package__, "locate_put")
 FORGET = script(__package__, "locate_forget")
 SHARDS: Final = 4
-KEEP_MS: Final = 86_400_000
+KEEP_MS: Final = 30 * 86_400_000
+NOTE_ANEW_SECONDS: Final = 21_600.0
 REMEMBERED: Final = 100_000
 FORGOTTEN_AT_ONCE: Final = 500
 RECENT_SECONDS: Final = 0.5
+REMEMBERED_NAMESPACES: Final = 1000
 
 
 class Directory:
@@ -26,7 +28,7 @@ class Directory:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._puts = Batch(store, PUT)
-        self._known: dict[tuple[str, str], str] = {}
+        self._known: dict[tuple[str, str], tuple[str, float]] = {}
 
     async def put(self, namespace: str, instance_id: str, service: str) -> None:
         """Note that an instance is in a service (`type/group`)."""
@@ -35,27 +37,32 @@ class Directory:
 
     async def find(self, namespace: str, instance_id: str) -> str | None:
         """Give the service an instance is in, as far as anybody noted it."""
-        if (known := self._known.get((namespace, instance_id))) is not None:
-            return known
+        service, noted_at = self._known.get((namespace, instance_id), ("", 0.0))
+        if service and monotonic() - noted_at < NOTE_ANEW_SECONDS:
+            return service
         shard = self._shard(namespace, instance_id)
         found = cast("bytes | None", await self._store.read(shard, "HGET", shard.key("places"), instance_id))
         if found is None:
             return None
-        self._remember(namespace, instance_id, found.decode())
+        await self.put(namespace, instance_id, found.decode())  # who is asked for by its id alone is not forgotten
         return found.decode()
 
-    async def forget(self, namespace: str, instance_ids: Iterable[str]) -> None:
-        """Drop the notes of instances that have gone, and those that nobody renewed for a day."""
+    async def forget(self, namespace: str, service: str, instance_ids: Iterable[str]) -> None:
+        """Drop the notes of instances that have left a service (not if they are in another), and those nobody asked for in a month."""
         by_shard: dict[Thing, list[str]] = {}
         for instance_id in instance_ids:
-            self._known.pop((namespace, instance_id), None)
+            if self._known.get((namespace, instance_id), ("", 0.0))[0] == service:
+                del self._known[namespace, instance_id]
             by_shard.setdefault(self._shard(namespace, instance_id), []).append(instance_id)
         await asyncio.gather(
-            *(self._store.run(FORGET, shard, KEEP_MS, FORGOTTEN_AT_ONCE, *ids) for shard, ids in by_shard.items())
+            *(
+                self._store.run(FORGET, shard, KEEP_MS, FORGOTTEN_AT_ONCE, service, *ids)
+                for shard, ids in by_shard.items()
+            )
         )
 
     def _remember(self, namespace: str, instance_id: str, service: str) -> None:
-        self._known[namespace, instance_id] = service
+        self._known[namespace, instance_id] = (service, monotonic())
         if len(self._known) > REMEMBERED:
             for key in list(self._known)[: REMEMBERED // 10]:
                 del self._known[key]
@@ -77,6 +84,8 @@ class RecentGroups:
         read_at, listing = self._lists.get(namespace, (0.0, None))
         if listing is None or monotonic() - read_at > RECENT_SECONDS:
             listing = self._store.errands.start(self._index.list(namespace))
+            if len(self._lists) > REMEMBERED_NAMESPACES:
+                self._lists.clear()
             self._lists[namespace] = (monotonic(), listing)
         return groups_of(await asyncio.shield(listing), thing_name(type, "type"))
 

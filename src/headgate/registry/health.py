@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import Final
@@ -20,7 +20,6 @@ import httpx2
 import msgspec
 import structlog
 from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
 
 from headgate.kit.problems import HeadgateError
 from headgate.registry import metrics
@@ -62,12 +61,13 @@ class Prober:
         self,
         networks: Iterable[str],
         *,
-        forbidden: Iterable[tuple[str, int]] = (),
+        forbidden: Callable[[], Iterable[tuple[str, int]]] = tuple,
         at_once: int = 64,
         trust: ssl.SSLContext | None = None,
     ) -> None:
+        self.at_once = at_once
         self._networks = [ipaddress.ip_network(network) for network in networks]
-        self._forbidden = frozenset(forbidden)
+        self._forbidden = forbidden
         self._turn = asyncio.Semaphore(at_once)
         self._given_trust = trust
 
@@ -78,24 +78,16 @@ class Prober:
 
     async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
         """Ask an instance, by its check or else by its protocol and port; False for any failure."""
-        target = target_of(instance, check)
         timeout = check.timeout_seconds if check else DISCOVERY_TIMEOUT
-        kind = target.kind if target else CheckKind.TCP
+        kind = check.kind if check else _KINDS.get(instance.protocol.lower(), CheckKind.TCP)
         outcome = False
-        if target is not None:
-            async with self._turn:
-                try:
-                    async with asyncio.timeout(timeout):
-                        outcome = await self._ask(target)
-                except (
-                    OSError,
-                    TimeoutError,
-                    httpx2.HTTPError,
-                    WebSocketException,
-                    HeadgateError,
-                    ValueError,
-                ) as error:
-                    log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
+        async with self._turn:
+            try:
+                target = target_of(instance, check)
+                async with asyncio.timeout(timeout):
+                    outcome = target is not None and await self._ask(target)
+            except Exception as error:  # noqa: BLE001  # whatever strangers make of an address or an answer: it has failed
+                log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
         metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
         return outcome
 
@@ -112,7 +104,16 @@ class Prober:
             await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(self, target: Target) -> bool:
-        address = await self._resolve(target)
+        """Ask at each address that the name has, until one can be reached."""
+        addresses = await _addresses(target.host, target.port)
+        for address in addresses:
+            await self._refuse(target, address)
+        for address in addresses[:-1]:
+            with suppress(OSError, httpx2.ConnectError):
+                return await self._ask_at(target, address)
+        return await self._ask_at(target, addresses[-1])
+
+    async def _ask_at(self, target: Target, address: str) -> bool:
         match target.kind:
             case CheckKind.HTTP:
                 return await self._ask_http(target, address)
@@ -127,17 +128,17 @@ class Prober:
             case CheckKind.WEBSOCKET:
                 return await self._ask_websocket(target, address)
 
-    async def _resolve(self, target: Target) -> str:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        address = str(found[0][4][0])
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        ip = getattr(ip, "ipv4_mapped", None) or ip
+    async def _refuse(self, target: Target, address: str) -> None:
+        """Refuse an address outside the allowed networks, and the store's by whatever name."""
+        ip = _ip(address)
         if not any(ip in network for network in self._networks if network.version == ip.version):
             raise ProbeForbidden(f"Health checks may not reach {address}; see registry.probe_networks.")
-        if (str(ip), target.port) in self._forbidden or (target.host, target.port) in self._forbidden:
-            raise ProbeForbidden("Health checks may not reach the store.")
-        return address
+        for host, port in self._forbidden():
+            if port != target.port:
+                continue
+            theirs = [_ip(each) for each in await _addresses(host, port)]
+            if ip in theirs or (ip.is_loopback and any(each.is_loopback for each in theirs)):
+                raise ProbeForbidden("Health checks may not reach the store.")
 
     async def _ask_http(self, target: Target, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
@@ -163,6 +164,16 @@ class Prober:
         return True
 
 
+async def _addresses(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
 async def _ask_grpc(address: str, port: int) -> bool:
     """Ask the gRPC health protocol for the server as a whole; an open port that is NOT_SERVING is unhealthy."""
     try:
@@ -182,8 +193,7 @@ async def _ask_grpc(address: str, port: int) -> bool:
 
 def prober_for(store: Store, settings: RegistrySettings) -> Prober:
     """Make the prober of a process: it reaches the networks that the settings allow, and never the store."""
-    nodes = [(node.host, node.port) for node in store.address.nodes]
-    return Prober(settings.probe_networks, forbidden=nodes, at_once=settings.probe_at_once)
+    return Prober(settings.probe_networks, forbidden=store.route.nodes, at_once=settings.probe_at_once)
 
 
 def target_of(instance: Instance, check: Check | None) -> Target | None:

@@ -12,7 +12,7 @@ from typing import Final, cast
 import msgspec
 
 from headgate.kit.ids import member_id, thing_name
-from headgate.kit.problems import HeadgateError, NotFound
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter, Literal
@@ -172,7 +172,7 @@ class Registry:
                 int(evict_seconds * 1000),
             ),
         )
-        await self.directory.forget(namespace, [instance_id])
+        await self.directory.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
 
     async def override(
@@ -197,6 +197,8 @@ class Registry:
     async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
         """Switch a service's mass-expiry protection to auto or off."""
         thing = self.service(namespace, type, group)
+        if mode not in ("auto", "off"):
+            raise InvalidRequest("protection is auto or off.", field="protection")
         if await self.store.run(PROTECTION, thing, self.settings.lease_ms, mode) != 1:
             raise NotFound(f"There is no service {type}/{group}.")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,11 +18,13 @@ from headgate.kit.problems import HeadgateError, InvalidRequest
 MOST_JSON: Final = 16_384
 MOST_DEPTH: Final = 16
 MOST_NAME: Final = 255
+MOST_URL: Final = 2000
 MOST_NUMBER: Final = 2**64
 _LONG_NUMBER: Final = re.compile(rb"\d{20}")
 SHORTEST_TTL: Final = 1.0
 LONGEST_TTL: Final = 86_400.0
 Json = dict[str, Any]
+W = TypeVar("W", bound=Wire)
 
 
 class UnknownInstance(HeadgateError):
@@ -55,6 +58,9 @@ class CheckKind(StrEnum):
     TCP = "tcp"
     GRPC = "grpc"
     WEBSOCKET = "websocket"
+
+
+_SCHEMES: Final = {CheckKind.HTTP: ("http", "https"), CheckKind.WEBSOCKET: ("ws", "wss")}
 
 
 class Check(Wire, frozen=True):
@@ -105,8 +111,8 @@ class Record(Wire, frozen=True, omit_defaults=True):
             raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
         if self.ttl_seconds is not None and not SHORTEST_TTL <= self.ttl_seconds <= LONGEST_TTL:
             raise InvalidRequest(f"ttlSeconds must be {SHORTEST_TTL:g} to {LONGEST_TTL:g}.", field="ttlSeconds")
-        if self.check is not None and self.check.url is not None and self.check.kind in (CheckKind.TCP, CheckKind.GRPC):
-            raise InvalidRequest("Only http and websocket checks take a url.", field="check.url")
+        if self.check is not None and self.check.url is not None:
+            _check_url(self.check.kind, self.check.url)
         for name in ("system_info", "metadata", "metrics", "performance"):
             check_json(getattr(self, name), name)
         metrics = self.metrics or self.performance
@@ -226,8 +232,34 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
     reason: str | None = None
 
 
+def as_sent(value: W) -> W:
+    """Refuse what was made in Python if it would be refused over the wire: nobody else could read it."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value), type=type(value))
+    except (msgspec.ValidationError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{error}.") from error
+
+
+def _check_url(kind: CheckKind, url: str) -> None:
+    """Refuse the address of a check that can never be asked."""
+    schemes = _SCHEMES.get(kind)
+    if schemes is None:
+        raise InvalidRequest("Only http and websocket checks take a url.", field="check.url")
+    if len(url) > MOST_URL or not (url.isascii() and url.isprintable()) or " " in url:
+        raise InvalidRequest(f"check.url must be at most {MOST_URL} plain characters.", field="check.url")
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not (whole or url.startswith("/")):
+        raise InvalidRequest(f"check.url must be a path, or begin with {' or '.join(schemes)}://.", field="check.url")
+
+
 def check_json(value: Json, field: str) -> bytes:
     """Write a JSON object, if it is one that we keep."""
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{field} must be an object.", field=field)
     try:
         text = msgspec.json.encode(value, order="deterministic")
     except (OverflowError, RecursionError, TypeError, ValueError) as error:

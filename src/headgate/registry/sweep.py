@@ -73,7 +73,7 @@ class Sweeper:
         self._measure(thing, swept)
         if swept.removed:
             log.info("instances expired", service=thing.name, namespace=thing.namespace, count=len(swept.removed))
-            await self._registry.directory.forget(thing.namespace, swept.removed)
+            await self._registry.directory.forget(thing.namespace, thing.name, swept.removed)
         return swept
 
     async def _visit(self, claim: Claim) -> None:

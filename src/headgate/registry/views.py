@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from typing import cast
 
 import msgspec
@@ -23,6 +24,7 @@ from headgate.store import Reply
 from headgate.store.feed import Change
 
 NO_OVERRIDE = "- - - 0"
+UNDECIDED = Override()
 _objects = msgspec.json.Decoder(dict[str, object])
 _checks = msgspec.json.Decoder(Check)
 
@@ -97,10 +99,11 @@ class Shape:
         decided = None
         enabled, weight, draining = record.enabled, record.weight, False
         if self.override != NO_OVERRIDE:
-            decided = read_override(self.override)
-            enabled = record.enabled if decided.enabled is None else decided.enabled
-            weight = record.weight if decided.weight is None else decided.weight
-            draining = bool(decided.drain)
+            word = read_override(self.override)
+            decided = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
+            enabled = record.enabled if word.enabled is None else word.enabled
+            weight = record.weight if word.weight is None else word.weight
+            draining = bool(word.drain)
         return Instance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
             record.port, record.protocol, weight, enabled, self.ephemeral, self.sound and (not late or held),
@@ -182,6 +185,13 @@ class Look:
             late = deadline <= now
             if not late or held or not shape.ephemeral:
                 yield id_, shape, deadline, late
+
+    def tag(self, *, by_metrics: bool) -> str:
+        """Name what is in it. Whoever is late, or chosen by metrics, comes and goes without a revision."""
+        if not self.overdue and not by_metrics:
+            return str(self.revision)
+        names = b",".join(id_ + b"!" if late else id_ for id_, _, _, late in self._present())
+        return f"{self.revision}-{blake2b(names, digest_size=8).hexdigest()}"
 
     def listing(self) -> Listing:
         """Give it as the answer to a discovery."""

@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from time import time
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 from headgate.kit.http import event
+from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.instances import Registry
@@ -24,7 +26,9 @@ from headgate.store.feed import Bookmark, Change, Compacted, Notice, Reset, Snap
 
 NEW_GROUPS_SECONDS: Final = 1.0
 QUEUED: Final = 64
+MOST_GROUPS: Final = 5000
 
+_Position = Annotated[int, Meta(ge=0, lt=2**53)]
 Found = tuple[str, Notice[Instance]]
 
 
@@ -132,8 +136,11 @@ def read_cursor(text: str) -> dict[str, int]:
     """Read a cursor back."""
     try:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        return msgspec.json.decode(raw, type=dict[str, int])
-    except (binascii.Error, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        positions = msgspec.json.decode(raw, type=dict[str, _Position])
+        if len(positions) > MOST_GROUPS:
+            raise ValueError("too many groups")
+        return {thing_name(group, "group"): revision for group, revision in positions.items()}
+    except (InvalidRequest, binascii.Error, msgspec.DecodeError, UnicodeError, ValueError) as error:
         raise InvalidRequest("This is not a position of ours.", field="revision") from error
 
 

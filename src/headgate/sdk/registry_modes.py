@@ -11,7 +11,15 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.kit.problems import HeadgateError, from_document
-from headgate.registry.api import BatchAnswer, BatchHeartbeat, BatchRequest, Heartbeat, Renewed, Services
+from headgate.registry.api import (
+    BatchAnswer,
+    BatchHeartbeat,
+    BatchRequest,
+    EvictRequest,
+    Heartbeat,
+    Renewed,
+    Services,
+)
 from headgate.registry.filters import parse_filters
 from headgate.registry.health import Prober
 from headgate.registry.instances import Registry as StoreRegistry
@@ -26,6 +34,7 @@ from headgate.registry.model import (
     ServiceSummary,
     Superseded,
     UnknownInstance,
+    as_sent,
 )
 from headgate.registry.views import read_put, read_removal
 from headgate.registry.watch import Found, follow_type, read_cursor, write_cursor
@@ -103,7 +112,7 @@ class StoreMode:
         self._namespace = namespace
 
     async def register(self, record: Record) -> Registered:
-        return await self._registry.register(self._namespace, record)
+        return await self._registry.register(self._namespace, as_sent(record))
 
     async def heartbeat(self, place: Place | None, beat: Beat) -> int:
         type_, group = place or await self._registry.locate(self._namespace, beat.instance_id)
@@ -142,10 +151,11 @@ class StoreMode:
         await self._registry.remove(self._namespace, type_, group, instance_id, registration=registration)
 
     async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance:
-        return await self._registry.override(self._namespace, *place, instance_id, change)
+        return await self._registry.override(self._namespace, *place, instance_id, as_sent(change))
 
     async def evict(self, place: Place, instance_id: str, seconds: float) -> None:
-        await self._registry.remove(self._namespace, *place, instance_id, reason="evicted", evict_seconds=seconds)
+        for_seconds = as_sent(EvictRequest(seconds)).for_seconds
+        await self._registry.remove(self._namespace, *place, instance_id, reason="evicted", evict_seconds=for_seconds)
 
     async def services(self) -> list[ServiceSummary]:
         return await self._registry.services(self._namespace)

@@ -64,6 +64,10 @@ class Route(ABC):
         """Tell for how long no node could be reached."""
         return self._loop.time() - self._down_since if self._down_since is not None else 0.0
 
+    def nodes(self) -> set[Endpoint]:
+        """Name every node that is known: the URL's, and those that were found through them."""
+        return {*self.address.nodes, *self._clocks}
+
     def close(self) -> None:
         """End all links."""
         for task in self._opening.values():

@@ -2,23 +2,24 @@
 --- Take the health checks that are due in a service; nobody else makes them until the claim lapses.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 states (hash id -> words)   4 checks (hash id -> json)
 ---          5 due (zset id -> ms)
---- ARGV     1 context   2 most   3 claim_ms
+--- ARGV     1 context   2 most   3 spare_ms (beyond a check's own time limit)
 --- RETURNS  next_ms (-1: no checks), then id, registration, record, check of each
 --- AGAIN    same answer: a claim whose reply was lost lapses by itself
 --@include clock
 --@include service
 local meta, records, states, checks, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local context, most, claim_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local context, most, spare_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local thing = open_thing(meta, context, 0)
 local reply = {-1}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', text_of(thing.now), 'LIMIT', 0, most)) do
-  redis.call('ZADD', due, text_of(thing.now + claim_ms), id)
+  local check = redis.call('HGET', checks, id)
+  redis.call('ZADD', due, text_of(thing.now + cjson.decode(check).timeoutSeconds * 1000 + spare_ms), id)
   local state = read_state(redis.call('HGET', states, id))
   reply[#reply + 1] = id
   reply[#reply + 1] = state.registration
   reply[#reply + 1] = redis.call('HGET', records, id)
-  reply[#reply + 1] = redis.call('HGET', checks, id)
+  reply[#reply + 1] = check
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 if first[2] then

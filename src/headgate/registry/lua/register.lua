@@ -74,8 +74,10 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
     redis.call('HSET', records, id, record)
     redis.call('HSET', metadata, id, labels)
     if check ~= '' then
+      -- A check that stays the same is due when it was.
+      local known = redis.call('HGET', checks, id) == check
       redis.call('HSET', checks, id, check)
-      redis.call('ZADD', due, text_of(thing.now + check_delay_ms), id)
+      redis.call('ZADD', due, known and 'NX' or 'CH', text_of(thing.now + check_delay_ms), id)
     elseif state then
       redis.call('HDEL', checks, id)
       redis.call('HDEL', trials, id)

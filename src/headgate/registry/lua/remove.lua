@@ -29,10 +29,10 @@ if evict_ms > 0 then
   local override = read_override(redis.call('HGET', overrides, id))
   local until_ms = text_of(thing.now + evict_ms)
   redis.call('HSET', overrides, id, table.concat({override.enabled, override.weight, override.drain, until_ms}, ' '))
-  redis.call('ZADD', memory, until_ms, id)
+  redis.call('ZADD', memory, 'GT', until_ms, id)
 end
 if state then
-  bury(thing, service, history, id, reason, math.max(keep_ms, evict_ms))
+  bury(thing, service, history, id, reason, keep_ms)
 end
 if state or evict_ms > 0 then
   close_feed(thing, changes)

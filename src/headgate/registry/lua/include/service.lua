@@ -80,8 +80,13 @@ local function bury(thing, service, history, id, reason, keep_ms)
   end
   redis.call('ZREM', service.deadlines, id)
   redis.call('ZREM', service.due, id)
-  if redis.call('HEXISTS', service.overrides, id) == 1 then
-    redis.call('ZADD', service.memory, text_of(thing.now + keep_ms), id)
+  local words = redis.call('HGET', service.overrides, id)
+  if words then
+    -- A tombstone alone is forgotten when its time is over, an operator's decision later.
+    local override = read_override(words)
+    local decided = override.enabled ~= '-' or override.weight ~= '-' or override.drain ~= '-'
+    local keep_until = math.max(override.evicted_until, decided and thing.now + keep_ms or 0)
+    redis.call('ZADD', service.memory, text_of(keep_until), id)
   end
   return change(thing, service.changes, history, 'removed', id, '{"reason":"' .. reason .. '","last":' .. last .. '}')
 end
