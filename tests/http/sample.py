@@ -135,6 +135,19 @@ async def split_header(call: Call) -> Answer:
     return Answer("a", headers={"location": "/a\r\nSet-Cookie: b=c"})
 
 
+async def paused(call: Call) -> Answer:
+    """Await all there is to await, and tell whether a task was made for it."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    await asyncio.wait((asyncio.ensure_future(asyncio.sleep(0.01)),))
+    return Answer({"task": asyncio.current_task() is not None})
+
+
+def plain(call: Call) -> Answer:
+    """Answer at once."""
+    return Answer({"task": asyncio.current_task() is not None})
+
+
 async def wait(call: Call) -> Answer:
     """Wait until the client leaves or the gateway stops."""
     await call.attend(asyncio.sleep(600))
@@ -216,6 +229,15 @@ def operations(store: Store) -> list[Operation]:
         ),
         public("DELETE", "/sample/nothing", nothing),
         replace(public("GET", "/sample/store", ask_store), answer=dict[str, bool]),
+        replace(public("GET", "/sample/prompt/store", ask_store), prompt=True, name="prompt_store", documented=False),
+        *(
+            replace(
+                public("GET", f"/sample/prompt/{name}", handler), prompt=True, name=f"prompt_{name}", documented=False
+            )
+            for name, handler in {"broken": broken, "unencodable": unencodable, "split-header": split_header}.items()
+        ),
+        replace(public("GET", "/sample/prompt/paused", paused), prompt=True, documented=False),
+        replace(public("GET", "/sample/plain", plain), documented=False),
         replace(public("GET", "/sample/broken", broken), documented=False),
         replace(public("GET", "/sample/unencodable", unencodable), documented=False),
         replace(public("GET", "/sample/split-header", split_header), documented=False),

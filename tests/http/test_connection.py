@@ -9,8 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headgate.gateway import connection
+from headgate.gateway.connection import Connection
 from headgate.gateway.exchange import Exchange
 from headgate.gateway.listener import Listener, asgi, listen
 from headgate.gateway.server import listening
@@ -22,6 +25,33 @@ pytestmark = pytest.mark.anyio
 
 Application = Callable[[Scope, Receive, Exchange], Any]
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """The other end of a connection that is fed by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        """Whoever feeds it by hand stops by themselves."""
+
+    def resume_reading(self) -> None:
+        """Nothing was stopped."""
 
 
 class Served:
@@ -111,6 +141,93 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         reader, writer = await site.connect()
         writer.write(b"".join(GET % b"/%d" % number for number in range(100)))
         assert [(await read_answer(reader))[2] for _ in range(100)] == [b"/%d" % number for number in range(100)]
+        writer.close()
+
+
+HEADS = (
+    b"Host: x\r\n",
+    b"Host: x\r\nConnection: keep-alive\r\nCookie: a=b\r\n",
+    b"Host: y\r\nX-Long: %b\r\n" % (b"z" * 5000),
+)
+TARGETS = (
+    b"/",
+    b"/a",
+    b"/a?b=c",
+    b"/a%20b?",
+    b"/?x=%2F&y",
+    b"/a#b",
+    b"/ http",
+    b"http://z/q?r",
+    b"/a\x7fb",
+    b"/\xc3\xa9",
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((b"GET", b"HEAD", b"DELETE")), st.sampled_from(TARGETS), st.sampled_from(HEADS))
+    ),
+    st.lists(st.integers(1, 120), max_size=12),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes, bytes]], cuts: list[int]) -> None:
+    """However requests follow each other and are cut, each is understood as if it came alone on its connection."""
+    lines = [b"%b %b HTTP/1.1\r\n%b\r\n" % parts for parts in requests]
+
+    async def asked(pieces: list[bytes]) -> list[bytes]:
+        """Give what the application saw, and the refusal that ended the connection, if one did."""
+        seen: list[bytes] = []
+
+        def note(exchange: Exchange) -> None:
+            seen.append(b"%b %b %b %r" % (exchange.method.encode(), exchange.path, exchange.query, exchange.pairs))
+            exchange.whole(200, b"content-length: 0\r\n\r\n", b"")
+
+        wire = Wire()
+        house = Listener(note)
+        client = Connection(house)
+        client.connection_made(wire)
+        for piece in pieces:
+            client.data_received(piece)
+        if b" 400 " in wire.written:
+            seen.append(b"refused")
+        return seen
+
+    alone: list[bytes] = []
+    for line in lines:
+        alone += await asked([line])
+        if alone[-1] == b"refused":
+            break
+    whole = b"".join(lines)
+    parts, at = [], 0
+    for cut in cuts:
+        parts.append(whole[at : at + cut])
+        at += cut
+    assert await asked(lines) == alone
+    assert await asked([part for part in (*parts, whole[at:]) if part]) == alone
+    assert await asked([whole]) == alone
+
+
+async def test_what_looks_like_repeated_headers_is_parsed() -> None:
+    """A request that only ends like the last one is not taken for one."""
+    tail = b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with served(echo) as site:
+        reader, writer = await site.connect()
+        for sent, paths in (
+            ([b"GET /1" + tail], ["/1"]),
+            ([b"GET /2" + tail], ["/2"]),
+            ([b"GET /3" + tail + b"GET /4" + tail], ["/3", "/4"]),
+            ([b"GET /5 HTTP/1.1\r\nX: GET /6" + tail.removeprefix(b" HTTP/1.1")], ["/5"]),
+            ([b"GE", b"T /7" + tail], ["/7"]),
+            ([b"\r\n", b"GET /8" + tail], ["/8"]),
+        ):
+            for part in sent:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            answers = [await read_answer(reader) for _ in paths]
+            assert [json.loads(body)["path"] for _, _, body in answers] == paths
+        writer.write(b"GET /9 x" + tail)
+        assert (await read_answer(reader))[0] == 400
         writer.close()
 
 

@@ -17,6 +17,7 @@ from tests.topology import Node, Standalone, eventually, wait_until
 
 pytestmark = pytest.mark.topology("standalone")
 
+PATHS = ("/sample/store", "/sample/prompt/store")
 DEADLINE = 2.0
 SLACK = 1.5  # for a test machine that is busy with other things
 
@@ -24,15 +25,15 @@ SLACK = 1.5  # for a test machine that is busy with other things
 async def ask_many(sample: SampleProcess, number: int) -> list[tuple[httpx2.Response, float]]:
     """Ask for something in the store so many times at once, and time each answer."""
 
-    async def ask(client: httpx2.AsyncClient) -> tuple[httpx2.Response, float]:
+    async def ask(client: httpx2.AsyncClient, path: str) -> tuple[httpx2.Response, float]:
         began = time.monotonic()
-        response = await client.get("/sample/store")
+        response = await client.get(path)
         return response, time.monotonic() - began
 
     async with httpx2.AsyncClient(
         base_url=sample.url, timeout=20, limits=httpx2.Limits(max_connections=None)
     ) as client:
-        return await asyncio.gather(*(ask(client) for _ in range(number)))
+        return await asyncio.gather(*(ask(client, PATHS[each % 2]) for each in range(number)))
 
 
 @pytest.fixture

@@ -256,13 +256,19 @@ def test_problem_carries_what_the_handler_said(anyone: httpx2.Client) -> None:
     assert response.headers["retry-after"] == "3"
 
 
-@pytest.mark.parametrize("path", ["/sample/broken", "/sample/unencodable", "/sample/split-header"])
-def test_what_goes_wrong_inside_stays_inside(anyone: httpx2.Client, sample: SampleProcess, path: str) -> None:
-    response = anyone.get(path)
+@pytest.mark.parametrize("way", ["", "prompt/"])
+@pytest.mark.parametrize("name", ["broken", "unencodable", "split-header"])
+def test_what_goes_wrong_inside_stays_inside(anyone: httpx2.Client, sample: SampleProcess, way: str, name: str) -> None:
+    response = anyone.get(f"/sample/{way}{name}")
     document = problem(response, 500, "internal")
     assert "secret" not in response.text
     errors = [json.loads(line) for line in sample.log.splitlines() if '"level":"error"' in line]
     assert next(line for line in errors if line["request_id"] == document["requestId"])["exception"]
+
+
+def test_only_what_waits_gets_a_task(anyone: httpx2.Client) -> None:
+    assert anyone.get("/sample/prompt/paused").json() == {"task": False}
+    assert anyone.get("/sample/plain").json() == {"task": False}
 
 
 def test_every_answer_is_safe_to_show_in_a_browser(anyone: httpx2.Client) -> None:
@@ -292,6 +298,8 @@ def test_trace_is_continued_and_logged(anyone: httpx2.Client, sample: SampleProc
     assert response.headers["traceparent"] == parent
     line = next(line for line in sample.log.splitlines() if trace in line)
     assert json.loads(line)["request_id"] == response.headers["x-request-id"]
+    other = anyone.get("/sample/search?name=b").headers["x-request-id"]
+    assert not any(trace in line for line in sample.log.splitlines() if other in line)
     assert "traceparent" not in anyone.get("/sample/search?name=a", headers={"traceparent": "00-x-y-01"}).headers
 
 

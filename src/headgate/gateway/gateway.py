@@ -190,7 +190,8 @@ class Gateway:
                 result: object = _without_route(resource, exchange.method)
             else:
                 turn.begin(route)
-                if traces.on() or not (exchange.complete or route.body is None):
+                # A traced request has log lines of its own, and so a context of its own.
+                if b"traceparent" in headers or traces.on() or not (exchange.complete or route.body is None):
                     return self._finish(turn, self._run(route, turn))
                 self._enter(route, turn)
                 if route.body is not None:
@@ -220,8 +221,12 @@ class Gateway:
 
     async def _run(self, route: Route, turn: Turn) -> object:
         """Go through with a request that is traced, or whose body is still on its way."""
-        parent = turn.headers.get(b"traceparent")
-        with traces.span(route.title, traceparent=None if parent is None else parent.decode("latin-1")):
+        header = turn.headers.get(b"traceparent")
+        parent = None if header is None else header.decode("latin-1")
+        trace = traces.trace_id(parent)
+        if trace is not None:
+            bind_contextvars(trace_id=trace)
+        with traces.span(route.title, traceparent=parent):
             self._enter(route, turn)
             if route.body is not None:
                 turn.body = await route.body.read_later(turn.exchange)
@@ -369,9 +374,7 @@ class Gateway:
         """Give the headers that only some answers have: for pages of other sites, and the caller's trace."""
         extra: Headers = []
         parent = headers.get(b"traceparent")
-        trace = traces.trace_id(parent.decode("latin-1")) if parent is not None else None
-        if parent is not None and trace is not None:
-            bind_contextvars(trace_id=trace)
+        if parent is not None and traces.trace_id(parent.decode("latin-1")) is not None:
             extra.append((b"traceparent", parent))
         origin = headers.get(b"origin")
         if origin is not None:
