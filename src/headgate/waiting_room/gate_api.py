@@ -171,6 +171,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             answer=CheckAnswer,
             errors=(StoreUnavailable, QueueFull, QueueClosed),
             namespaced=True,
+            prompt=True,
         ),
         Operation(
             "GET",
@@ -183,6 +184,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             limit="gate",
             name="ask_for_nginx",
             documented=False,
+            prompt=True,
         ),
         Operation(
             "GET",
