@@ -1,0 +1,267 @@
+"""What `deploy/` ships for Kubernetes, Prometheus and Grafana: it runs as written, and speaks of figures that exist."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.topology import HOST, Topology, free_port, reaper, wait_until
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPONENTS = ("gateway", "worker", "relay")
+WORDS = frozenset({"and", "or", "on", "by", "sum", "max", "vector"})
+# Prometheus adds these; a label of ours that it also has comes as exported_….
+ADDED = frozenset({"instance", "job", "le"})
+
+
+def manifests(component: str) -> dict[str, dict[str, Any]]:
+    """Read a component's manifests by kind."""
+    return {
+        each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes" / f"{component}.yaml").read_text())
+    }
+
+
+def pod(component: str) -> dict[str, Any]:
+    """Give what a deployment says of its pods."""
+    spec: dict[str, Any] = manifests(component)["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+def kustomization() -> dict[str, Any]:
+    """Read what holds the manifests together."""
+    read: dict[str, Any] = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+    return read
+
+
+class Process:
+    """One component, started with the arguments and the environment of its manifest."""
+
+    def __init__(self, component: str, store_url: str, prefix: str, token: Path) -> None:
+        spec = pod(component)
+        container = spec["containers"][0]
+        self.token = token
+        self.grace: float = spec["terminationGracePeriodSeconds"]
+        self.probes = {
+            kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")
+        }
+        self.port, self.ops_port = free_port(), free_port()
+        environment = dict(line.split("=", 1) for line in kustomization()["configMapGenerator"][0]["literals"])
+        for variable in container["env"]:
+            name = variable["name"]
+            environment[name] = store_url if name == "HEADGATE_STORE" else str(token)
+        given = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert str(given["ops"]) == environment["HEADGATE_OPS_PORT"]
+        environment |= {"HEADGATE_OPS_PORT": str(self.ops_port), "HEADGATE_STORE_PREFIX": prefix}
+        if "http" in given:
+            environment["HEADGATE_RELAY_PORT" if component == "relay" else "HEADGATE_PORT"] = str(self.port)
+        # On a machine of one address the probes need not come from elsewhere, and a test need not wait for endpoints.
+        environment |= {"HEADGATE_OPS_HOST": HOST, "HEADGATE_GATEWAY_HOST": HOST, "HEADGATE_GATEWAY_QUIET_SECONDS": "0"}
+        self.directory = reaper().directory(component)
+        with (self.directory / "log").open("ab") as output:
+            command = [sys.executable, "-m", "headgate", *container["args"]]
+            self.process: subprocess.Popen[bytes] = reaper().spawn(command, output, environment)
+
+    def answers(self, path: str) -> bool:
+        """Tell whether a probe would be content."""
+        if self.process.poll() is not None:
+            raise AssertionError((self.directory / "log").read_text()[-2000:])
+        try:
+            return httpx2.get(f"http://{HOST}:{self.ops_port}{path}", timeout=5).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    def figures(self) -> dict[str, set[str]]:
+        """Give each metric's name and the labels that it was seen with."""
+        found: dict[str, set[str]] = {}
+        text = httpx2.get(f"http://{HOST}:{self.ops_port}/metrics", timeout=10).text
+        for family in text_string_to_metric_families(text):
+            names = {family.name, f"{family.name}_total" if family.type == "counter" else family.name}
+            if family.type == "histogram":
+                names |= {f"{family.name}_bucket", f"{family.name}_count", f"{family.name}_sum"}
+            labels = {label for sample in family.samples for label in sample.labels}
+            for name in names:
+                found[name] = labels
+        return found
+
+
+@pytest.fixture(scope="module")
+def fleet(server: Topology, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
+    token = tmp_path_factory.mktemp("secrets") / "admin-token"
+    token.write_text(secrets.token_urlsafe(24))
+    prefix = f"t{secrets.token_hex(4)}"
+    started = {component: Process(component, server.url, prefix, token) for component in COMPONENTS}
+    try:
+        for process in started.values():
+            for path in process.probes.values():
+                wait_until(lambda process=process, path=path: process.answers(path), 60, f"{path} is answered")  # type: ignore[misc]
+        admin = httpx2.Client(
+            base_url=f"http://{HOST}:{started['gateway'].port}", headers={"X-API-Token": token.read_text()}
+        )
+        with admin:
+            assert admin.put("/api/admin/queues/sale", json={"capacity": 1, "paths": ["/sale"]}).status_code == 201
+            assert admin.post("/api/queue/entry", json={"nickname": "ryan", "queue": "sale"}).status_code == 200
+            admin.get("/api/gate/check", params={"path": "/sale", "userId": "ryan"}).raise_for_status()
+            admin.post("/lock/v1/nightly/acquire", json={"ttlSeconds": 1}).raise_for_status()
+        yield started
+    finally:
+        for process in started.values():
+            process.process.terminate()
+        codes = [process.process.wait(process.grace) for process in started.values()]
+    assert codes == [0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def known(fleet: dict[str, Process]) -> dict[str, set[str]]:
+    """Every metric that the three processes show, once something has happened."""
+
+    def look() -> dict[str, set[str]]:
+        seen: dict[str, set[str]] = {}
+        for process in fleet.values():
+            for name, labels in process.figures().items():
+                seen[name] = seen.get(name, set()) | labels
+        return seen
+
+    happened = {"headgate_queue_waiting", "headgate_gate_verdicts_total", "headgate_queue_tick_seconds_count"}
+    wait_until(lambda: all(look().get(name) for name in happened), 20, "what happened is shown")
+    return look()
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_manifest_holds_together(component: str) -> None:
+    kinds, spec = manifests(component), pod(component)
+    deployment, budget = kinds["Deployment"], kinds["PodDisruptionBudget"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert budget["spec"]["selector"]["matchLabels"] == labels
+    assert 0 < budget["spec"]["maxUnavailable"] < deployment["spec"]["replicas"]
+    container = spec["containers"][0]
+    ports = {port["name"] for port in container["ports"]}
+    assert {container[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} == {"ops"}
+    assert (component == "worker") is ("Service" not in kinds)
+    if "Service" in kinds:
+        assert kinds["Service"]["spec"]["selector"] == labels
+        assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    # Kubernetes would set HEADGATE_GATEWAY_PORT=tcp://… for the service of that name, and that is a setting of ours.
+    assert spec["enableServiceLinks"] is False
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_kustomization_names_every_manifest_and_its_readme_every_secret() -> None:
+    folder = DEPLOY / "kubernetes"
+    assert set(kustomization()["resources"]) == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {pod(component)["containers"][0]["image"] for component in COMPONENTS} == {
+        kustomization()["images"][0]["name"]
+    }
+    wanted = set(re.findall(r"key: ([\w-]+)", "".join((folder / f"{name}.yaml").read_text() for name in COMPONENTS)))
+    assert wanted == set(re.findall(r"--from-literal=([\w-]+)=", (folder / "README.md").read_text()))
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_manifest_s_process_starts_and_answers_its_probes(fleet: dict[str, Process], component: str) -> None:
+    assert all(fleet[component].answers(path) for path in fleet[component].probes.values())
+
+
+def rules() -> list[dict[str, Any]]:
+    """Read the alerts."""
+    read = yaml.safe_load((DEPLOY / "prometheus" / "headgate.rules.yml").read_text())
+    return [rule for group in read["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    """Read the dashboard's panels."""
+    read: list[dict[str, Any]] = json.loads((DEPLOY / "grafana" / "headgate.json").read_text())["panels"]
+    return read
+
+
+def grouped(expression: str) -> set[str]:
+    """Give the labels that an expression keeps."""
+    return {label for labels in re.findall(r"by \(([^)]*)\)", expression) for label in labels.split(", ")}
+
+
+def check(expression: str, known: dict[str, set[str]]) -> None:
+    """Refuse an expression that speaks of a metric or a label that is not there."""
+    assert all(expression.count(opening) == expression.count(closing) for opening, closing in ("()", "[]", "{}"))
+    bare = re.sub(r"by \([^)]*\)|\{[^}]*\}|\[\w+\]", " ", expression)
+    names = set(re.findall(r"\b([a-z]\w+)\b(?!\s*\()", bare)) - WORDS - {"up"}
+    assert names or "up{" in expression
+    assert names <= known.keys(), expression
+    for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
+        labels = {label.removeprefix("exported_") for label in re.findall(r"(\w+)[=!]", matchers)}
+        assert not known.get(name) or labels <= known[name] | ADDED, expression
+    seen = [known[name] for name in names]
+    if all(seen):
+        assert {label.removeprefix("exported_") for label in grouped(expression)} <= set().union(*seen) | ADDED, (
+            expression
+        )
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_speaks_of_what_is_exported(rule: dict[str, Any], known: dict[str, set[str]]) -> None:
+    check(rule["expr"], known)
+    words = rule["annotations"]["summary"] + rule["annotations"]["description"]
+    kept = grouped(rule["expr"]) or {"instance"}
+    assert set(re.findall(r"\$labels\.(\w+)", words)) <= kept
+    assert rule["labels"]["severity"] in {"page", "warn"}
+    assert rule["annotations"]["description"].endswith((".", "?", "which."))
+
+
+def test_prometheus_reads_the_rules_and_finds_the_pods() -> None:
+    read = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert read["rule_files"] == ["headgate.rules.yml"]
+    jobs = {job["job_name"]: job for job in read["scrape_configs"]}
+    watched = re.search(r'job=~"([^"]*)"', next(rule["expr"] for rule in rules() if rule["alert"] == "HeadgateDown"))
+    assert watched is not None
+    assert [name for name in jobs if re.fullmatch(watched[1], name)] == ["headgate", "headgate-pods"]
+    keep = next(rule for rule in jobs["headgate-pods"]["relabel_configs"] if rule.get("action") == "keep")
+    for component in COMPONENTS:
+        labels = manifests(component)["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        for port in pod(component)["containers"][0]["ports"]:
+            kept = re.fullmatch(keep["regex"], f"{labels['app.kubernetes.io/name']};{port['name']}")
+            assert bool(kept) is (port["name"] == "ops")
+    assert jobs["headgate-pods"]["kubernetes_sd_configs"][0]["namespaces"]["names"] == [kustomization()["namespace"]]
+
+
+def test_what_prometheus_discovers_is_served(fleet: dict[str, Process]) -> None:
+    read = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    registered = next(job for job in read["scrape_configs"] if job["job_name"] == "registered")
+    path = httpx2.URL(registered["http_sd_configs"][0]["url"]).path
+    gateway = fleet["gateway"]
+    headers = {"Authorization": f"Bearer {gateway.token.read_text()}"}
+    answer = httpx2.get(f"http://{HOST}:{gateway.port}{path}", headers=headers)
+    assert {target["labels"]["__meta_headgate_type"] for target in answer.json()} >= {
+        "headgate-gateway",
+        "headgate-relay",
+    }
+
+
+@pytest.mark.parametrize(
+    "panel", [panel for panel in panels() if panel["type"] != "row"], ids=lambda panel: panel["title"]
+)
+def test_a_panel_draws_what_is_exported(panel: dict[str, Any], known: dict[str, set[str]]) -> None:
+    assert panel["datasource"]["uid"] == "${datasource}"
+    for target in panel["targets"]:
+        check(target["expr"].replace("$queue", "sale"), known)
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped(target["expr"])
+
+
+def test_panels_lie_side_by_side() -> None:
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    places = [panel["gridPos"] for panel in panels()]
+    assert all(place["x"] + place["w"] <= 24 for place in places)
+    for one, other in itertools.combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below
