@@ -143,6 +143,13 @@ async def paused(call: Call) -> Answer:
     return Answer({"task": asyncio.current_task() is not None})
 
 
+async def cut_off(call: Call) -> None:
+    """Await something that is cancelled, as what waits for the store is when a process ends."""
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.cancel)
+    await future
+
+
 def plain(call: Call) -> Answer:
     """Answer at once."""
     return Answer({"task": asyncio.current_task() is not None})
@@ -237,6 +244,7 @@ def operations(store: Store) -> list[Operation]:
             for name, handler in {"broken": broken, "unencodable": unencodable, "split-header": split_header}.items()
         ),
         replace(public("GET", "/sample/prompt/paused", paused), prompt=True, documented=False),
+        replace(public("GET", "/sample/prompt/cut-off", cut_off), prompt=True, documented=False),
         replace(public("GET", "/sample/plain", plain), documented=False),
         replace(public("GET", "/sample/broken", broken), documented=False),
         replace(public("GET", "/sample/unencodable", unencodable), documented=False),

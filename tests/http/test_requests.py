@@ -271,6 +271,12 @@ def test_only_what_waits_gets_a_task(anyone: httpx2.Client) -> None:
     assert anyone.get("/sample/plain").json() == {"task": False}
 
 
+def test_what_is_cut_off_is_no_answer(anyone: httpx2.Client) -> None:
+    with pytest.raises(httpx2.TransportError):
+        anyone.get("/sample/prompt/cut-off")
+    assert anyone.get("/sample/plain").status_code == 200
+
+
 def test_every_answer_is_safe_to_show_in_a_browser(anyone: httpx2.Client) -> None:
     for path in ("/sample/search?name=a", "/nope", "/sample/broken", "/sample/count?name=a&count=2"):
         headers = anyone.get(path).headers

@@ -260,6 +260,9 @@ class Gateway:
                 self._fail(turn, error)
         except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
             self._fail(turn, error)
+        except asyncio.CancelledError:  # what it awaited was, since this process is about to end
+            turn.end()
+            turn.exchange.abort()
         else:
             if awaited is None:
                 asyncio.get_running_loop().call_soon(self._step, turn)
