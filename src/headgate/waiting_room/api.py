@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from headgate.kit.http import EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
+from headgate.kit.http import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
 from headgate.waiting_room.model import DEFAULT_QUEUE, Beat, Board, Entry, Reason, Redeemed, Servers, Status
 from headgate.waiting_room.problems import (
@@ -102,7 +102,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
     service = Access.SERVICE
     return [
         route(
-            "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry,
+            "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry, prompt=True,
             errors=(QueueUnknown, QueueClosed, QueueFull, QueueReset, Forbidden), limit="entry",
             user=lambda call: call.body.user_id, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
             description="Without userId an anonymous waiter is made, whose userId is their secret. With one, a service token, "
@@ -110,7 +110,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
         ),
         route(
             "GET", "/api/queue/status", api.status, "Ask where somebody stands", Access.PUBLIC, query=PersonQuery,
-            answer=Status, errors=LOST, limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN,
+            answer=Status, errors=LOST, limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN, prompt=True,
             description="Asking also says that they are still there.",
         ),
         route(
@@ -162,27 +162,27 @@ class _Api:
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
 
-    async def entry(self, call: Call) -> Entry:
+    def entry(self, call: Call) -> Awaitable[Entry]:
         request: EntryRequest = call.body
-        return await self._room.entry(
+        return self._room.entry(
             call.namespace,
             request.queue,
             request.nickname,
             user_id=request.user_id,
             proof=request.proof,
-            place_token=call.header("x-place-token"),
-            idempotency_key=call.header("idempotency-key"),
-            trusted=call.caller.may(Access.SERVICE),
+            place_token=_header(call, b"x-place-token"),
+            idempotency_key=_header(call, b"idempotency-key"),
+            trusted=_trusted(call),
         )
 
-    async def status(self, call: Call) -> Status:
+    def status(self, call: Call) -> Awaitable[Status]:
         query: PersonQuery = call.query
-        return await self._room.status(
+        return self._room.status(
             call.namespace,
             query.queue,
             query.user_id,
             place_token=_token(call),
-            trusted=call.caller.may(Access.SERVICE),
+            trusted=_trusted(call),
         )
 
     async def leave(self, call: Call) -> None:
@@ -192,7 +192,7 @@ class _Api:
             query.queue,
             query.user_id,
             place_token=_token(call),
-            trusted=call.caller.may(Access.SERVICE),
+            trusted=_trusted(call),
         )
 
     async def stream(self, call: Call) -> Stream:
@@ -202,7 +202,7 @@ class _Api:
             query.queue,
             query.user_id,
             place_token=_token(call),
-            trusted=call.caller.may(Access.SERVICE),
+            trusted=_trusted(call),
         )
         # The first one before the answer begins: who is not in line gets a plain problem, not a stream.
         first = await anext(statuses)
@@ -261,10 +261,20 @@ async def _events(first: Status, rest: AsyncGenerator[Status, None]) -> AsyncIte
             yield event("problem", error.document())
 
 
+def _trusted(call: Call) -> bool:
+    """Tell whether the caller may speak for any account; nearly all who ask are anonymous."""
+    return call.caller is not ANONYMOUS and call.caller.may(Access.SERVICE)
+
+
+def _header(call: Call, name: bytes) -> str | None:
+    value = call.headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
 def _token(call: Call) -> str | None:
     """Give the place token, which may stand in a header or, for a browser's event stream, in the query."""
     query: PersonQuery = call.query
-    header = call.header("x-place-token")
+    header = _header(call, b"x-place-token")
     if header is not None and query.place_token is not None and header != query.place_token:
         raise InvalidRequest("X-Place-Token and placeToken differ.", field="placeToken")
     return header or query.place_token

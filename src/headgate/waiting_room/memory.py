@@ -5,6 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from headgate.store import Thing
+from headgate.waiting_room.model import Flow
+
+
+class Common(msgspec.Struct, frozen=True):
+    """What all of a queue are told alike: as it came, and taken apart."""
+
+    packed: bytes
+    generation: int
+    wake: bool
+    grace_seconds: float
+    free: int
+    flow: Flow | None
 
 
 class Remembered(msgspec.Struct):
@@ -14,6 +26,7 @@ class Remembered(msgspec.Struct):
     generation: int = 1
     serving: int = 0
     stale: bool = True
+    common: Common | None = None
 
 
 class Memory:

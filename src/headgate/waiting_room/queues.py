@@ -15,7 +15,7 @@ from headgate.kit.http import Wire
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, VersionConflict
 from headgate.store import Index, Reply, Store, Thing, script
-from headgate.waiting_room.memory import Memory
+from headgate.waiting_room.memory import Common, Memory, Remembered
 from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
 from headgate.waiting_room.problems import QueueLost, QueueUnknown
 from headgate.waiting_room.signing import PLACE_SECONDS
@@ -203,12 +203,20 @@ class Queues:
         except QueueLost as error:
             raise QueueUnknown from error
 
-    def note(self, thing: Thing, generation: int, serving: int) -> None:
+    def note(self, thing: Thing, generation: int, serving: int) -> Remembered:
         """Take in what an answer said of a queue, and learn its policy if we do not have it."""
         known = self._memory.note(thing, generation, serving)
         if known.stale:
             known.stale = False
             self._store.errands.start(self._learn(thing))
+        return known
+
+    def heard(self, thing: Thing, packed: bytes) -> Common | None:
+        """Give what all are told alike, if that is what we heard last and there is nothing new to learn."""
+        known = self._memory.of(thing)
+        if known is None or known.stale or known.common is None or known.common.packed != packed:
+            return None
+        return known.common
 
     def close(self) -> None:
         """Stop listening."""

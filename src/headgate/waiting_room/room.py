@@ -56,7 +56,7 @@ class WaitingRoom:
         if metered:
             metrics.collect(self._numbers.collect)
 
-    async def entry(
+    def entry(
         self,
         namespace: str,
         queue: str,
@@ -67,9 +67,9 @@ class WaitingRoom:
         place_token: str | None = None,
         idempotency_key: str | None = None,
         trusted: bool = False,
-    ) -> Entry:
+    ) -> Coroutine[Any, Any, Entry]:
         """Join a queue; `trusted` is a caller who may speak for any account."""
-        return await self._line.entry(
+        return self._line.entry(
             self.queues.thing(namespace, queue),
             nickname,
             user_id=user_id,

@@ -1,0 +1,144 @@
+"""What a script says of somebody, and what they are told of it.
+
+An answer is packed: first what is theirs (state, account, place, rank), then what all of a queue are told alike, then, for
+somebody who is called, the seat that is held. What all are told alike stays the same from one step of the promotion to the
+next, so it is taken apart once and not for each who asks.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from headgate.store import Thing
+from headgate.waiting_room.memory import Common
+from headgate.waiting_room.model import Flow, Seat, State, Status, poll_after_ms
+from headgate.waiting_room.queues import Queues
+from headgate.waiting_room.signing import SigningKeys, Ticket
+
+STATES: Final = {
+    b"W": State.WAITING,
+    b"P": State.PROMOTED,
+    b"A": State.ACTIVE,
+    b"K": State.ACTIVE,
+    b"Y": State.AWAY,
+    b"E": State.EXPIRED,
+    b"F": State.FINISHED,
+    b"L": State.LEFT,
+    b"B": State.ABANDONED,
+}
+ADVICE: Final = {
+    State.EXPIRED: "Your ticket was not used in time. Enter again to get a new place.",
+    State.FINISHED: "Your session is over. Enter again to get a new place.",
+    State.LEFT: "You left the line. Enter again to get a new place.",
+    State.ABANDONED: "You were called and did not come for a long time. Enter again to get a new place.",
+}
+FINAL: Final = frozenset(ADVICE)
+INSIDE_POLL_MS: Final = 5_000
+
+# Theirs: state, account, place, rank.
+_OWN: Final = struct.Struct("<cBdI")
+# Everybody's: generation, rate, admissions and seconds it is known from, wake, grace, serving, and what is forecast (free,
+# turnover, departures it is known from, seconds a seat is taken).
+_COMMON: Final = struct.Struct("<ddddBddIddd")
+_COMMON_ENDS: Final = _OWN.size + _COMMON.size
+# Of a held seat: milliseconds left, then ticket, server and address, each after its length.
+_LEFT: Final = struct.Struct("<dB")
+
+Wake = Callable[[Thing], None]
+Told = TypeVar("Told", bound=Status)
+
+
+def place_of(reply: bytes) -> tuple[int, bool]:
+    """Give the place, and whether it is an account's."""
+    _, account, place, _ = _OWN.unpack_from(reply)
+    return int(place), bool(account)
+
+
+class Teller:
+    """Turns the scripts' answers into what people are told."""
+
+    def __init__(self, queues: Queues, wake: Wake) -> None:
+        self._queues = queues
+        self._wake = wake
+
+    def common(self, thing: Thing, reply: bytes) -> Common:
+        """Give what all of this queue are told alike, and take note of it."""
+        packed = reply[_OWN.size : _COMMON_ENDS]
+        common = self._queues.heard(thing, packed)
+        if common is None:
+            generation, rate, seen, age, wake, grace, serving, free, *turnover = _COMMON.unpack(packed)
+            flow = Flow(rate, seen, age, free, *turnover) if rate or turnover[0] else None
+            common = Common(packed, int(generation), bool(wake), grace / 1000, free, flow)
+            self._queues.note(thing, common.generation, int(serving)).common = common
+        if common.wake:
+            self._wake(thing)
+        return common
+
+    def tell(
+        self, kind: type[Told], thing: Thing, user_id: str, reply: bytes, keys: SigningKeys | None, **more: Any
+    ) -> Told:
+        """Say it in our words; `keys` sign the ticket of somebody who is called."""
+        common = self.common(thing, reply)
+        letter, _, place, rank = _OWN.unpack_from(reply)
+        if letter == b"W":
+            eta = common.flow.eta(rank) if common.flow is not None else None
+            return kind(
+                status=State.WAITING,
+                queue=thing.name,
+                user_id=user_id,
+                rank=rank,
+                place=int(place),
+                eta=eta,
+                poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
+                **more,
+            )
+        status = STATES[letter]
+        told = kind(
+            status=status,
+            queue=thing.name,
+            user_id=user_id,
+            rank=rank,
+            place=int(place),
+            eta=None,
+            poll_after_ms=INSIDE_POLL_MS,
+            advice=ADVICE.get(status, msgspec.UNSET),
+            **more,
+        )
+        return _called(told, keys, thing, common.generation, reply) if status is State.PROMOTED else told
+
+
+def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes) -> Told:
+    """Add the ticket, its signed form and the seat that it holds."""
+    left, length = _LEFT.unpack_from(reply, _COMMON_ENDS)
+    at = _COMMON_ENDS + _LEFT.size
+    ticket = reply[at : at + length].decode()
+    at += length
+    server = reply[at + 1 : at + 1 + reply[at]].decode()
+    at += 1 + reply[at]
+    address = reply[at + 2 : at + 2 + int.from_bytes(reply[at : at + 2], "little")].decode()
+    signed: str | msgspec.UnsetType = msgspec.UNSET
+    if keys:
+        claims = Ticket(
+            jti=ticket,
+            sub=told.user_id,
+            aud=thing.name,
+            gen=generation,
+            exp=int(time.time() + left / 1000),
+            srv=server,
+            addr=address,
+            ns=thing.namespace,
+        )
+        signed = keys.sign_ticket(claims)
+    return msgspec.structs.replace(
+        told,
+        ticket_id=ticket,
+        ticket=signed,
+        server=Seat(server, address) if server else msgspec.UNSET,
+        expires_in_ms=int(left),
+        poll_after_ms=min(told.poll_after_ms, max(500, int(left))),
+    )
