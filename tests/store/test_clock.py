@@ -35,6 +35,12 @@ async def stepping(anyio_backend: str, prefix: str) -> AsyncIterator[Stepping]:
             yield Stepping(clock, server, store, store.thing("t", "default", "x"))
 
 
+def step_seen(store: Store, thing: Thing) -> int:
+    """Give the step that our regular look at the server's state has found: when, negative if back, 0 for none."""
+    link = store.route.ready(thing.slot)
+    return link.clock.step_ms if link is not None else 0
+
+
 @pytest.mark.topology("standalone")
 async def test_a_step_forward_of_the_server_ends_no_lease(stepping: Stepping) -> None:
     clock, server, store, thing = stepping
@@ -54,12 +60,7 @@ async def test_a_step_that_we_saw_counts_for_things_visited_later(stepping: Step
     await take_number(store, thing, LEASE_MS)
     await take_number(store, other, LEASE_MS)
     clock.step(server.node, 60)
-
-    def noticed() -> bool:
-        link = store.route.ready(thing.slot)
-        return link is not None and link.clock.step_ms > 0
-
-    await eventually(noticed, 5)  # by the regular look at the server's state; by now the new time is the expected one
+    await eventually(lambda: step_seen(store, thing) > 0, 5)  # by now the new time is the expected one
     assert (await take_number(store, other, LEASE_MS)).holding
 
 
@@ -86,10 +87,39 @@ async def test_a_second_step_is_held_like_the_first(stepping: Stepping) -> None:
     assert (await take_number(store, thing, LEASE_MS)).holding
     clock.step(server.node, -3600)
     await take_number(store, thing, LEASE_MS)
-    store.advance_clock(LEASE_MS * 2)
-    assert not (await take_number(store, thing, LEASE_MS)).holding
+    for seconds in range(4, 24, 4):  # visits close together: after a step back, longer gaps are held for a while
+        store.advance_clock(seconds * 1000)
+        last = await take_number(store, thing, LEASE_MS)
+    assert not last.holding
     clock.step(server.node, 60)
     assert (await take_number(store, thing, LEASE_MS)).holding
+
+
+@pytest.mark.topology("standalone")
+async def test_a_small_step_soon_after_another_is_held_too(stepping: Stepping) -> None:
+    clock, server, store, thing = stepping
+    await take_number(store, thing, 1000)
+    clock.step(server.node, 60)
+    assert (await take_number(store, thing, 1000)).holding
+    await eventually(lambda: step_seen(store, thing) > 0, 5)
+    store.advance_clock(1500)
+    assert not (await take_number(store, thing, 1000)).holding
+    clock.step(server.node, 8)
+    assert (await take_number(store, thing, 1000)).holding
+
+
+@pytest.mark.topology("standalone")
+async def test_a_clock_put_back_costs_two_holds_at_most(stepping: Stepping) -> None:
+    clock, server, store, thing = stepping
+    await take_number(store, thing, LEASE_MS)
+    clock.step(server.node, -3600)
+    await take_number(store, thing, LEASE_MS)
+    await eventually(lambda: step_seen(store, thing) < 0, 5)
+    held = []
+    for visit in range(1, 5):
+        store.advance_clock(visit * 3 * LEASE_MS)
+        held.append((await take_number(store, thing, LEASE_MS)).holding)
+    assert held == [True, True, False, False]
 
 
 async def test_waiting_is_no_step(store: Store) -> None:
@@ -102,12 +132,14 @@ async def test_waiting_is_no_step(store: Store) -> None:
         assert 0 <= reading.now_ms - first.now_ms - ms < 5000
 
 
-async def test_a_hold_ends_after_one_lease(store: Store) -> None:
-    thing = store.thing("t", "default", "x")
+@pytest.mark.topology("standalone")
+async def test_a_hold_ends_after_one_lease(stepping: Stepping) -> None:
+    clock, server, store, thing = stepping
     await take_number(store, thing, LEASE_MS)
-    store.step_clock(60_000)
+    clock.step(server.node, 60)
     assert (await take_number(store, thing, LEASE_MS)).holding
-    store.step_clock(60_000 + LEASE_MS + 1000)  # the same step, one lease later
+    await eventually(lambda: step_seen(store, thing) > 0, 5)
+    store.advance_clock(LEASE_MS + 1000)
     assert not (await take_number(store, thing, LEASE_MS)).holding
 
 

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, cast
@@ -20,10 +20,11 @@ import structlog
 
 from headgate.kit.problems import DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.lines import Lines, Waiter
+from headgate.relay.lines import Waiter
 from headgate.relay.metrics import Meters
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
+from headgate.relay.site import Site
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Script, Store, Thing, script
 from headgate.store.link import Arg, Reply
@@ -37,7 +38,6 @@ BEAT = script(__package__, "beat")
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 3.0  # a second less than the store takes us for dead after
 STORE_PAUSE: Final = 0.25
-UNLIMITED: Final = 1_000_000
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
 
 log = structlog.get_logger()
@@ -111,7 +111,7 @@ class Permits:
         self._upstreams = upstreams
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._sites: dict[str, _Site] = {}
+        self._sites: dict[str, Site[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._beat: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -157,7 +157,7 @@ class Permits:
                     if how == GRANTED:
                         room, used = cast("int", reply[5]), cast("int", reply[6])
                         waited = self._loop.time() - started
-                        _note_grant(site, waited, room, used)
+                        site.note_grant(waited, room, used)
                         permit = Permit(self, name, policy, user, waiter, position=position, waited=waited,
                                         asked=asked, left_ms=ms, room=max(0, room))  # fmt: skip
                         site.held[permit.id] = permit
@@ -186,7 +186,7 @@ class Permits:
                     site.meters.waiting.dec()
 
     async def _ask(
-        self, site: _Site, policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
+        self, site: Site[Permit], policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
     ) -> list[Reply]:
         """Ask once; while the store is away, wait and ask again until the deadline."""
         while True:
@@ -233,6 +233,10 @@ class Permits:
         held = site.held.pop(permit.id, None)
         if held is not None and permit.sent:
             permit.meters.in_flight.dec()
+        if outcome is Outcome.ANSWERED:
+            site.streaming[permit.id] = permit
+        else:
+            site.streaming.pop(permit.id, None)
         permit.meters.answer(outcome)
         answered = self._loop.time() - age_seconds
         return self._start(self._settle(site, permit, outcome, answered, pause_seconds))
@@ -243,7 +247,7 @@ class Permits:
             await asyncio.wait(tuple(self._settling), timeout=seconds)
 
     async def _settle(
-        self, site: _Site, permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
+        self, site: Site[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
     ) -> None:
         policy = permit.policy
         late_ms = round(policy.delivery_seconds * 1000)
@@ -260,7 +264,7 @@ class Permits:
                 return
             await asyncio.sleep(STORE_PAUSE)
 
-    async def _cancel(self, site: _Site, policy: Upstream, user: str, waiter: str) -> None:
+    async def _cancel(self, site: Site[Permit], policy: Upstream, user: str, waiter: str) -> None:
         limit = self._loop.time() + policy.lease_ms / 1000
         while self._loop.time() < limit:
             with suppress(StoreUnavailable):
@@ -268,7 +272,9 @@ class Permits:
                 return
             await asyncio.sleep(STORE_PAUSE)
 
-    async def _run(self, what: Script, site: _Site, user: str, *args: Arg, deadline: float | None = None) -> Reply:
+    async def _run(
+        self, what: Script, site: Site[Permit], user: str, *args: Arg, deadline: float | None = None
+    ) -> Reply:
         site.meters.call(what.name)
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
 
@@ -282,12 +288,12 @@ class Permits:
         """Give an upstream's metrics."""
         return self._site(name).meters
 
-    def _site(self, name: str) -> _Site:
+    def _site(self, name: str) -> Site[Permit]:
         site = self._sites.get(name)
         if self._beat is None:
             self._beat = self._store.errands.start(self._keep_beating())
         if site is None:
-            site = self._sites[name] = _Site(name, self.thing(name), self._hurry)
+            site = self._sites[name] = Site(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)
             self._listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
         return site
@@ -304,7 +310,7 @@ class Permits:
             busy = [site for site in self._sites.values() if site.busy()]
             await asyncio.gather(*(self._beat_once(site) for site in busy))
 
-    async def _beat_once(self, site: _Site) -> None:
+    async def _beat_once(self, site: Site[Permit]) -> None:
         beaten = self._loop.time()
         try:
             reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process))
@@ -317,81 +323,28 @@ class Permits:
             if silent:
                 site.lines.show_places()
             if site.unreported:
-                await self._report(site)
-                site.unreported = False
+                site.unreported = False  # from here on, what is lost is lost anew
+                try:
+                    await self._report(site)
+                except HeadgateError:
+                    site.unreported = True
+                    raise
         except HeadgateError as error:
             log.debug("no sign of life could be given", upstream=site.name, error=error.detail)
 
-    async def _report(self, site: _Site) -> None:
-        """Say again what is in flight: the store may have forgotten it."""
+    async def _report(self, site: Site[Permit]) -> None:
+        """Say again what is in hand, from not yet sent to not yet ended: the store may have forgotten it."""
         log.info("history may be lost, holding for one window", upstream=site.name)
         metrics.HOLDS.labels(site.name).inc()
         users: dict[str, list[Permit]] = {}
-        for permit in tuple(site.held.values()):
-            if permit.sent:
-                users.setdefault(permit.user, []).append(permit)
-        for user, permits in users.items():
-            ids = [permit.id for permit in permits]
-            await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
+        for permit in (*site.held.values(), *site.streaming.values()):
+            users.setdefault(permit.user, []).append(permit)
+        await asyncio.gather(*(self._report_user(site, user, permits) for user, permits in users.items()))
         site.lines.ask_all()
 
-
-class _Site:
-    """What this process has at one upstream."""
-
-    __slots__ = ("_hurry", "epoch", "heard", "held", "largest", "lines", "meters", "name", "thing", "unreported",
-                 "utilisation", "version")  # fmt: skip
-
-    def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
-        self._hurry = hurry
-        self.name = name
-        self.thing = thing
-        self.lines = Lines()
-        self.meters = Meters(name)
-        self.held: dict[str, Permit] = {}
-        self.heard = asyncio.get_running_loop().time()
-        self.epoch = b""
-        self.version = b""
-        self.largest = 0
-        self.utilisation = -1.0
-        self.unreported = False
-
-    def busy(self) -> bool:
-        """Tell whether the store must hear that we live; while nobody is here to be missed, we count as heard."""
-        if len(self.lines) or self.held:
-            return True
-        self.heard = asyncio.get_running_loop().time()
-        return False
-
-    def learn(self, epoch: Reply, version: Reply) -> None:
-        """Remember which history and which policy the store spoke of."""
-        if self.epoch not in (b"", epoch):
-            self.unreported = True
-            self._hurry.set()
-        self.epoch, self.version = cast("bytes", epoch), cast("bytes", version)
-
-    def hear(self, on_policy: Callable[[str], None]) -> Callable[[str | None], None]:
-        """Make the listener for this upstream's hints."""
-
-        def listener(words: str | None) -> None:
-            if words is None or words.startswith("policy"):
-                on_policy(self.name)
-            self.lines.hear(words)
-
-        return listener
-
-
-def _note_grant(site: _Site, waited: float, room: int, used: int) -> None:
-    site.meters.wait_seconds.observe(waited)
-    if used + room >= UNLIMITED or used + room <= 0:
-        return
-    if used > site.largest:
-        site.largest = used
-        site.meters.largest_window.set(used)
-    utilisation = round(used / (used + room), 3)
-    if utilisation != site.utilisation:
-        site.utilisation = utilisation
-        site.meters.utilisation.set(utilisation)
+    async def _report_user(self, site: Site[Permit], user: str, permits: list[Permit]) -> None:
+        ids = [permit.id for permit in permits]
+        await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
 
 
 def _int(reply: Reply) -> int:

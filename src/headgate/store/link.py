@@ -24,6 +24,7 @@ CONNECT_SECONDS: Final = 2.0
 BEAT_SECONDS: Final = 2.0
 TICK_SECONDS: Final = 0.05
 STEP_MS: Final = 5000
+SETTLED_MS: Final = 10_000
 
 
 class ServerError(Exception):
@@ -53,7 +54,7 @@ class LinkTimeout(LinkLost):
 
 
 class NodeClock:
-    """What a node's clock should say, by our own monotonic clock; remembers when it was last seen to step forward."""
+    """What a node's clock should say, by our own monotonic clock; remembers when it last stepped (negative: back)."""
 
     __slots__ = ("_base_ms", "_monotonic", "step_ms")
 
@@ -72,7 +73,9 @@ class NodeClock:
         if expected and time_ms - expected > STEP_MS:
             self.step_ms = int(time_ms)
         elif expected - time_ms > STEP_MS:
-            self.step_ms = 0  # it was put back: what it said of a step is no time of this clock any more
+            self.step_ms = -int(time_ms)  # it was put back: what it said of a step is no time of this clock any more
+        elif self.step_ms < 0 and time_ms + self.step_ms > SETTLED_MS:
+            self.step_ms = 0  # by now everybody has seen that
         self._base_ms, self._monotonic = time_ms, monotonic
 
 

@@ -1,13 +1,14 @@
 #!lua flags=allow-oom
 --- End a job: its result is kept for a while, its order and its place in the stream are gone.
---- KEYS     1 meta (hash)   2 jobs (stream)   3 orders (hash)   4 ends (zset id -> ms)   5 events (channel)
+--- KEYS     1 meta (hash)   2 policy (hash)   3 jobs (stream)   4 orders (hash)   5 ends (zset id -> ms)
+---          6 events (channel)
 --- ARGV     1 context   2 id   3 holder (empty: nobody's)   4 state   5 reason   6 response   7 keep_ms   8 group
 --- RETURNS  the state it is in now; empty if there is no such job
 --- REFUSES  JOB_TAKEN  JOB_SENDING
 --- AGAIN    same answer: the first end stands
+--@include line
 --@include clock
---@include hint
-local meta, jobs, orders, ends, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local meta, policy, jobs, orders, ends, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local context, id, holder, state, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local response, keep_ms, group = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 
@@ -24,7 +25,7 @@ end
 if holder == '' and found[1] == 'sending' then
   return redis.error_reply('JOB_SENDING This job is being sent and cannot be cancelled any more.')
 end
-local thing = open_thing(meta, context, 0)
+local thing = open_upstream(meta, read_policy(policy), context)
 redis.call('HSET', orders, id .. ':state', state, id .. ':reason', reason, id .. ':response', response)
 redis.call('HDEL', orders, id .. ':order', id .. ':entry', id .. ':holder', id .. ':attempt')
 redis.call('ZADD', ends, text_of(thing.now + keep_ms), id)

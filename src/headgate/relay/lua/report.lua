@@ -1,5 +1,5 @@
 #!lua
---- Say again which permits one holds and has sent on: after a lost history they count as in flight.
+--- Say again which permits one holds, not yet sent to not yet ended: after a lost history they count as in flight.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
@@ -7,7 +7,7 @@
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
 ---          17 user/<user> (hash)
 --- ARGV     1 context   2 user   3 lease_ms   4.. waiter
---- RETURNS  how many were not known any more
+--- RETURNS  how many units were not known any more
 --- AGAIN    same answer: a permit that is known is left alone
 --@include clock
 --@include line
@@ -20,14 +20,24 @@ local policy = read_policy(keys.policy, user)
 local thing = open_upstream(keys.meta, policy, context)
 local own, shared = open_side(keys, policy, thing)
 local lost = 0
+
+local function take_again(pool, unit)
+  local known = redis.call('ZSCORE', pool.fly, unit) or redis.call('ZSCORE', pool.done, unit)
+  if not known then
+    redis.call('ZADD', pool.fly, text_of(thing.now + lease_ms), unit)
+  end
+  if pool.concurrent then
+    redis.call('ZADD', pool.open, 'NX', text_of(thing.now + lease_ms), unit)
+  end
+  return known
+end
+
 for i = 4, #ARGV do
-  local waiter = ARGV[i]
-  local unit = waiter .. '/1'
-  if not redis.call('ZSCORE', keys.fly, unit) and not redis.call('ZSCORE', keys.done, unit) then
-    lost = lost + 1
-    take_units(own, waiter, thing.now + lease_ms)
+  for n = 1, units_of(ARGV[i]) do
+    local unit = ARGV[i] .. '/' .. n
+    lost = lost + (take_again(own, unit) and 0 or 1)
     if not shared.none then
-      take_units(shared, waiter, thing.now + lease_ms)
+      take_again(shared, unit)
     end
   end
 end

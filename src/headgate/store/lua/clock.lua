@@ -4,6 +4,10 @@
 --- TIME is more than 5 s ahead of what the caller expects by its own monotonic clock, or a caller has seen such a step
 --- lately, the thing holds: for one lease nothing expires, so that owners who are alive have time to say so.
 ---
+--- After TIME was put back, a caller that has not read it since expects too much, and would not notice when it is put
+--- right again. Callers read it every 2 s; until SETTLED_MS later nobody is believed, and a gap of more than 5 s between two
+--- visits counts as a step. Each such gap brings that end nearer by 5 s, so a thing that is rarely visited holds twice at most.
+---
 --- The context names the primary's replication id. Another id than the thing last saw means a restart, a failover, a
 --- restore or a moved slot: the last writes may be gone, and nobody could say that they are alive meanwhile. The thing is
 --- then uncertain: new epoch, numbers far ahead, and it holds for one lease too.
@@ -13,10 +17,24 @@
 --@include text_of
 local STEP_MS = 5000
 local SAME_STEP_MS = 15000
+local SETTLED_MS = 10000
 local JUMP_US = 60000000
 
+--- Tell whether the clock may have stepped forward since the last visit without the caller knowing.
+local function doubtful(thing, seen)
+  if thing.turned then
+    return true
+  end
+  local turned = tonumber(redis.call('HGET', thing.meta, 'turned') or 0)
+  if turned > 0 and seen - turned < SETTLED_MS then
+    thing.turned = turned + thing.raw - seen - STEP_MS
+    return true
+  end
+  return false
+end
+
 local function open_thing(meta, context, lease_ms, saved)
-  local replid, expected, step = string.match(context, '^(%S+) (%d+) (%d+)$')
+  local replid, expected, step = string.match(context, '^(%S+) (%d+) (-?%d+)$')
   saved = saved or redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
   local raw, raw_us = server_time()
   local thing = {
@@ -32,9 +50,13 @@ local function open_thing(meta, context, lease_ms, saved)
   thing.us = raw_us + thing.offset * 1000
 
   step, expected = tonumber(step), tonumber(expected)
-  if expected > 0 and raw - expected > STEP_MS then
+  if seen - raw > STEP_MS or expected - raw > STEP_MS or step < 0 and raw + step < SETTLED_MS then
+    thing.turned = raw
+  end
+  local ahead = expected > 0 and raw - expected > STEP_MS
+  if ahead then
     step = raw
-  elseif step > raw then
+  elseif step < 0 or step > raw then
     step = 0 -- the clock was put back since
   end
   if not saved[1] then
@@ -44,10 +66,13 @@ local function open_thing(meta, context, lease_ms, saved)
     if saved[1] ~= replid and saved[8] ~= replid then
       thing.state, thing.replid, thing.was = 'uncertain', replid, saved[1]
       thing.last = math.max(thing.last, thing.us) + JUMP_US
-      thing.hold = thing.now + (lease_ms or 0)
+      thing.hold = math.max(thing.hold, thing.now + (lease_ms or 0))
     end
-    if step > thing.step + SAME_STEP_MS then
-      thing.step, thing.hold = step, thing.now + (lease_ms or 0)
+    -- Several callers report one step, each when it looked. One that came after the last visit is nobody's yet.
+    local leapt = raw - seen > STEP_MS and (ahead or doubtful(thing, seen))
+    step = leapt and raw or step
+    if leapt or step > thing.step + (ahead and SAME_STEP_MS or STEP_MS) then
+      thing.step, thing.hold = step, math.max(thing.hold, thing.now + (lease_ms or 0))
     end
   end
   if thing.state ~= 'same' then
@@ -66,6 +91,9 @@ end
 --- Write meta back, as a rule only the time; further fields and values go along in the same write.
 local function close_thing(thing, ...)
   local saved = thing.saved
+  if thing.turned then
+    redis.call('HSET', thing.meta, 'turned', text_of(thing.turned))
+  end
   if thing.state == 'same' and thing.hold == tonumber(saved[6]) and thing.step == tonumber(saved[7])
     and thing.offset == tonumber(saved[3]) then
     redis.call('HSET', thing.meta, 'raw', text_of(thing.raw), 'last', text_of(thing.last), ...)

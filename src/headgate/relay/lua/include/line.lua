@@ -26,17 +26,13 @@ local function read_policy(policy, user)
   return { version = found[1], gone = found[2], hold = tonumber(found[3] or 0), rules = rules, shared = found[5] }
 end
 
---- Open an upstream's clock; history that may be lost counts as a full window.
+--- Open an upstream's clock. History that may be lost counts as a full window, and the hold is long enough also for every
+--- process to say again what it has in hand. Every script that writes meta opens it here: who notices a loss sets the hold.
 local function open_upstream(meta, policy, context)
-  local before = redis.call('HMGET', meta, 'raw', 'offset', 'revived')
-  local thing = open_thing(meta, context, policy.hold)
-  if thing.state == 'uncertain' then
-    -- Long enough also for every process to say again what it has in flight.
-    thing.hold = math.max(thing.hold, thing.now + math.max(policy.hold, LOST_MS))
-    thing.holding = thing.now < thing.hold
-  end
-  thing.revived = tonumber(before[3] or 0)
-  local seen = tonumber(before[1] or 0) + tonumber(before[2] or 0)
+  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was', 'revived')
+  local thing = open_thing(meta, context, math.max(policy.hold, LOST_MS), saved)
+  thing.revived = tonumber(saved[9] or 0)
+  local seen = tonumber(saved[2] or 0) + tonumber(saved[3] or 0)
   if thing.now - seen > GAP_MS then
     thing.revived = thing.now
     redis.call('HSET', meta, 'revived', text_of(thing.now))
