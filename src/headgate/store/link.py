@@ -93,6 +93,7 @@ class Link(asyncio.Protocol):
         self._reader = Reader(replyError=ServerError, notEnoughData=_MORE)
         self._pending: deque[tuple[asyncio.Future[Reply], float]] = deque()
         self._outgoing: list[bytes] = []
+        self._alone = False
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._heard = self._loop.time()
@@ -134,11 +135,20 @@ class Link(asyncio.Protocol):
         if self.closed:
             raise LinkLost(f"the connection to {self.endpoint} is closed", sent=False)
         future: asyncio.Future[Reply] = self._loop.create_future()
+        packed = pack_command(command)
+        if self._pending:
+            self._alone = False
+        else:
+            self._heard = self._loop.time()
+            if self._alone and self._transport is not None:
+                # The last one had nobody to share a write with: this one does not wait for company either.
+                self._pending.append((future, deadline))
+                self._transport.write(packed)
+                return future
+            self._alone = True
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(pack_command(command))
-        if not self._pending:
-            self._heard = self._loop.time()
+        self._outgoing.append(packed)
         self._pending.append((future, deadline))
         return future
 

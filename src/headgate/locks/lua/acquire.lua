@@ -8,15 +8,30 @@
 --- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now,
 ---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
---@include clock
---@include lease
+--@include calm
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
 local joins, handed = join ~= '0', join == '2'
 local MOST_PASSED = 1000
 
-local lock = open_lock(meta, context)
+local saved = read_lock(meta)
+if saved[9] == '' and not announce then
+  local raw, raw_us = server_time()
+  local time, number = calm_time(saved, context, raw, raw_us)
+  if time and time >= tonumber(saved[14]) and redis.call('ZCARD', line) == 0 then
+    local now, fence = text_of(time), text_of(math.max(saved[4] + 1, number))
+    redis.call('HSET', meta, 'raw', text_of(raw), 'last', fence, 'holder', holder, 'fence', fence,
+      'ends', text_of(time + ttl_ms), 'since', now)
+    if tonumber(saved[12]) ~= ttl_ms or tonumber(saved[13]) ~= delay_ms or saved[16] ~= label or saved[15] == '1' then
+      redis.call('HSET', meta, 'ttl', ttl_ms, 'delay', delay_ms, 'label', label, 'recalled', '')
+    end
+    return {1, fence, now}
+  end
+end
+
+--@include lease
+local lock = open_lock(meta, context, saved)
 local now = text_of(lock.now)
 if lock.held and lock.holder == holder then
   close_thing(lock, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms)
@@ -24,11 +39,6 @@ if lock.held and lock.holder == holder then
 end
 
 local waiting = redis.call('ZCARD', line)
-if waiting == 0 and not lock.holder and lock.now >= lock.opens and not announce then
-  return {1, give_lock(lock, holder, ttl_ms, delay_ms, label), now}
-end
-
--- Functions are made anew in each call and cost more than what they do: those of the line come after the short way out.
 --@include line
 local place = waiting > 0 and redis.call('ZSCORE', line, holder)
 place = place and text_of(tonumber(place))

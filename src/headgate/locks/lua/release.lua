@@ -8,26 +8,26 @@
 ---          that holder, and unless it was given long ago its fence, now, ms until it opens
 --- REFUSES  NOT_HOLDER
 --- AGAIN    same answer: the nonces of the last releases are remembered
---@include clock
---@include lease
+--@include calm
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local REMEMBERED_BYTES = 150
 
-local lock = open_lock(meta, context)
-local mine = lock.held and lock.holder == holder
-local released = nonce
-if mine then
-  released = nonce .. ' ' .. string.sub(redis.call('HGET', meta, 'released') or '', 1, REMEMBERED_BYTES)
-  if not announce and redis.call('ZCARD', line) == 0 then
-    close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
+local saved = read_lock(meta)
+local released = nonce .. ' ' .. string.sub(saved[17] or '', 1, REMEMBERED_BYTES)
+if saved[9] == holder and not announce then
+  local raw, raw_us = server_time()
+  local time = calm_time(saved, context, raw, raw_us)
+  if time and time < tonumber(saved[11]) and redis.call('ZCARD', line) == 0 then
+    redis.call('HSET', meta, 'raw', text_of(raw), 'holder', '', 'free', text_of(time), 'recalled', '', 'released', released)
     return {1}
   end
 end
 
--- Functions are made anew in each call and cost more than what they do: those of the line come after the short way out.
+--@include lease
 --@include line
-if mine then
+local lock = open_lock(meta, context, saved)
+if lock.held and lock.holder == holder then
   local heir, place = unpack(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES'))
   local ttl_ms, delay_ms, label
   if heir and nonce ~= '' then

@@ -2,10 +2,10 @@
 ---
 --- A lease that has ended is hidden at once, wherever it is read; the holder's name stays in meta until somebody else
 --- takes the lock. While the clock is in doubt (holding) no lease ends.
+--@include calm
 --@include clock
-local function open_lock(meta, context)
-  local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
-    'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label')
+local function open_lock(meta, context, saved)
+  saved = saved or read_lock(meta)
   local ttl = tonumber(saved[12] or 0)
   local lock = open_thing(meta, context, ttl, saved)
   lock.holder = saved[9] ~= '' and saved[9]

@@ -1,0 +1,89 @@
+"""When a link to the store writes: at once for one who is alone, together for a crowd."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import NamedTuple
+
+import pytest
+
+from headgate.store.address import Endpoint, parse_address
+from headgate.store.link import Link, NodeClock
+
+LATER = 1e12
+
+
+class Wire(NamedTuple):
+    """Both ends of one connection; the far one is ours to read and answer."""
+
+    link: Link
+    far: socket.socket
+
+    def arrived(self) -> int:
+        """Count the commands that were written by now, without giving the link a turn."""
+        try:
+            return self.far.recv(65536).count(b"ECHO")
+        except BlockingIOError:
+            return 0
+
+    async def answer(self, *waiting: asyncio.Future[object]) -> None:
+        self.far.sendall(b"+ok\r\n" * len(waiting))
+        await asyncio.gather(*waiting)
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        host, port = server.getsockname()
+        endpoint = Endpoint(host, port)
+        link = await Link.open(endpoint, parse_address(f"valkey://{host}:{port}"), NodeClock(), bare=True)
+        far, _ = server.accept()
+        with closing(far):
+            far.setblocking(False)
+            yield Wire(link, far)
+            link.close()
+
+
+def say(link: Link, words: str) -> asyncio.Future[object]:
+    return link.send(("ECHO", words), LATER)  # type: ignore[return-value]
+
+
+async def alone(wire: Wire) -> None:
+    """Have one command come and go with nobody beside it."""
+    only = say(wire.link, "only")
+    await asyncio.sleep(0)
+    assert wire.arrived() <= 1
+    await wire.answer(only)
+
+
+async def test_one_who_is_alone_waits_for_no_company(wire: Wire) -> None:
+    await alone(wire)
+    for _ in range(3):
+        second = say(wire.link, "second")
+        assert wire.arrived() == 1
+        await wire.answer(second)
+
+
+async def test_a_crowd_shares_one_write(wire: Wire) -> None:
+    await alone(wire)
+    crowd = [say(wire.link, str(n)) for n in range(5)]
+    assert wire.arrived() == 1  # nobody could know that the others would come
+    await asyncio.sleep(0)
+    assert wire.arrived() == 4
+    await wire.answer(*crowd)
+    crowd = [say(wire.link, str(n)) for n in range(5)]
+    assert wire.arrived() == 0
+    await asyncio.sleep(0)
+    assert wire.arrived() == 5
+    await wire.answer(*crowd)
+
+
+async def test_answers_go_to_those_who_asked_whether_they_were_alone_or_not(wire: Wire) -> None:
+    await alone(wire)
+    first, second = say(wire.link, "first"), say(wire.link, "second")
+    await asyncio.sleep(0)
+    wire.far.sendall(b"+1\r\n+2\r\n")
+    assert [await first, await second] == [b"1", b"2"]
