@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
+from time import time
 
 import pytest
 
-from headgate.sdk.snapshot import Snapshots
+from headgate.sdk.snapshot import Snapshots, cache_directory
 from headgate.sdk.views import Saved, View
 
 
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Snapshots[Saved]:
     made = Snapshots(tmp_path, Saved)
-    made.write("game@g", Saved([], 7, "5"))
+    made.write("game@g", Saved([], 7, {"g": "5"}))
     return made
 
 
 def test_what_was_written_is_read(snapshots: Snapshots[Saved]) -> None:
-    assert snapshots.read("game@g") == Saved([], 7, "5")
+    assert snapshots.read("game@g") == Saved([], 7, {"g": "5"})
     assert snapshots.read("other@g") is None
 
 
@@ -42,5 +45,32 @@ def test_a_disk_that_refuses_costs_only_the_snapshot(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     made = Snapshots(blocked / "under", Saved)
-    made.write("game@g", Saved([], 1, "1"))
+    made.write("game@g", Saved([], 1))
     assert made.read("game@g") is None
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    made = Snapshots(tmp_path / "deep" / "down", Saved)
+    made.write("game@g", Saved([], 1))
+    (file,) = tmp_path.rglob("*.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "config keeps secrets there"
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_what_killed_writers_left_behind_is_taken_away(snapshots: Snapshots[Saved], tmp_path: Path) -> None:
+    old, new = tmp_path / ".new-old", tmp_path / ".new-new"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (time() - 7200, time() - 7200))
+    Snapshots(tmp_path, Saved).write("game@h", Saved([], 1))
+    assert not old.exists()
+    assert new.exists(), "somebody may be writing it"
+    assert snapshots.read("game@g") is not None
+
+
+def test_a_user_without_a_home_has_snapshots_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert str(os.getuid()) in cache_directory().name

@@ -278,6 +278,7 @@ class _Api:
             revision=max(revisions.values(), default=0),
             epoch=max((look.epoch for look in looks.values()), default="0"),
             revisions=revisions if several else None,
+            epochs={group: look.epoch for group, look in looks.items()} if several else None,
             cursor=write_cursor(revisions) if several else None,
         )
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
@@ -358,7 +359,7 @@ def _beat(instance_id: str, beat: Heartbeat) -> Beat:
 
 def _body(look: Look) -> bytes:
     """Write a listing of one group, as `Listing` would be, from what is written already."""
-    return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"cursor":null}' % (
+    return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null}' % (
         look.body, look.revision, look.epoch.encode(),
     )  # fmt: skip
 

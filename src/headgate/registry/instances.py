@@ -278,6 +278,7 @@ class Registry:
             revision=max((look.revision for look in looks.values()), default=0),
             epoch=max((look.epoch for look in looks.values()), default="0"),
             revisions={name: look.revision for name, look in looks.items()},
+            epochs={name: look.epoch for name, look in looks.items()},
         )
 
     async def looks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -202,13 +203,14 @@ class Protection(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Listing(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer to a discovery: a consistent set at one revision."""
+    """The answer to a discovery: a consistent set at one revision; over several groups, one revision and epoch each."""
 
     instances: list[Instance]
     revision: int
     epoch: str
     stale: bool = False
     revisions: dict[str, int] | None = None
+    epochs: dict[str, str] | None = None
     cursor: str | None = None
 
 
@@ -234,6 +236,9 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 def as_sent(value: W) -> W:
     """Refuse what was made in Python if it would be refused over the wire: nobody else could read it."""
+    for field, each in msgspec.structs.asdict(value).items():
+        if isinstance(each, float) and not math.isfinite(each):
+            raise InvalidRequest(f"{field} must be a number.", field=field)
     try:
         return msgspec.json.decode(msgspec.json.encode(value), type=type(value))
     except (msgspec.ValidationError, OverflowError, RecursionError, TypeError, ValueError) as error:

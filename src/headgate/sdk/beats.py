@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from headgate.kit.problems import HeadgateError
-from headgate.registry.model import Beat, Evicted, Json, Record, Superseded, UnknownInstance
+from headgate.registry.model import Beat, Evicted, Json, Record, Registered, Superseded, UnknownInstance
 from headgate.sdk.registry_modes import Mode, Place
 
 JITTER: Final = 0.1
@@ -30,6 +30,7 @@ class Own:
         self.superseded = False
         self.gone = False
         self.figures = figures
+        self.coming_back: asyncio.Task[Registered] | None = None
         self._metrics: Json | None = None
         self._metadata: Json | None = None
         self._healthy: bool | None = None
@@ -54,7 +55,10 @@ class Own:
     def next_beat(self) -> Beat:
         """Give the next beat: with what has changed since the last that arrived."""
         if self.figures is not None:
-            self.update({**self.record.metrics, **self.figures()}, None, None)
+            try:
+                self.update({**self.record.metrics, **self.figures()}, None, None)
+            except Exception:  # a machine that cannot be measured is alive all the same
+                log.exception("load not measured", instance=self.record.instance_id)
         return Beat(self.record.instance_id, self._metrics, self._metadata, self._healthy, self.registration)
 
     def arrived(self, beat: Beat) -> None:
@@ -110,6 +114,11 @@ class Beats:
         if own is not None:
             own.gone = True
         await self.stop(instance_id)
+        if own is not None and own.coming_back is not None:
+            # It may have been sent: whoever removes it now must come after it.
+            (made,) = await asyncio.gather(own.coming_back, return_exceptions=True)
+            if isinstance(made, Registered):
+                own.registration = max(own.registration, made.registration)
         return own
 
     async def beat(self, own: Own, *, come_back: bool) -> None:
@@ -123,7 +132,8 @@ class Beats:
             # Everybody hears of a loss at once; each comes back at a moment of its own.
             await asyncio.sleep(random.uniform(0, self._interval / 2))
             log.info("registering again", instance=own.record.instance_id, type=own.record.type)
-            own.registration = (await self._mode.register(own.record)).registration
+            own.coming_back = asyncio.get_running_loop().create_task(self._mode.register(own.record))
+            own.registration = (await asyncio.shield(own.coming_back)).registration
         own.arrived(beat)
 
     async def _keep_beating(self, own: Own) -> None:
@@ -143,3 +153,5 @@ class Beats:
             except HeadgateError as error:
                 log.debug("heartbeat failed", instance=own.record.instance_id, error=str(error))
                 pause = min(pause, RETRY_SECONDS * random.uniform(0.5, 1.5))
+            except Exception:  # whatever the way to the registry brings, the next beat is tried
+                log.exception("heartbeat failed", instance=own.record.instance_id)

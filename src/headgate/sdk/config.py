@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import random
 import socket
 from collections.abc import AsyncGenerator, Sequence
@@ -99,7 +100,7 @@ class Config:
             if saved is None or not made.take(saved):
                 raise
             made.stale = True
-        except HeadgateError:
+        except UnknownKey:
             if default is None:
                 raise
             made._value, made.stale = default, False
@@ -107,7 +108,9 @@ class Config:
             if not made.take(value):
                 raise ValueError(f"{key} does not fit {kind.__name__}: {made.error}")
             await self._save(namespace, value)
-        self._lives.setdefault(namespace, {}).setdefault(key, []).append(made)  # type: ignore[arg-type]
+        lives = self._lives.setdefault(namespace, {}).setdefault(key, [])
+        lives.append(made)  # type: ignore[arg-type]
+        made.on_close = lambda: lives.remove(made)  # type: ignore[arg-type]
         if namespace not in self._following:
             self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
         return made
@@ -135,11 +138,13 @@ class Config:
                                 await self._take_all(namespace, happening)
                             case Update():
                                 for value in happening.values:
-                                    await self._take(namespace, value)
+                                    await self._take(namespace, value, happening.revision)
                             case Marked():
                                 position = happening.position
             except HeadgateError as error:
                 log.debug("config watch broke", namespace=namespace, error=str(error))
+            except Exception:  # whatever a stream may bring, the watch goes on
+                log.exception("a config watch failed", namespace=namespace)
             for lives in self._lives.get(namespace, {}).values():
                 for live in lives:
                     live.stale = True
@@ -171,9 +176,10 @@ class Config:
             return None
         return newest[0] if newest and newest[0].kind == "removed" else None
 
-    async def _take(self, namespace: str, value: Value) -> None:
+    async def _take(self, namespace: str, value: Value, revision: int) -> None:
         lives = self._lives.get(namespace, {}).get(value.key, [])
-        if [live.take(value) for live in lives] and value.kind == "put":
+        taken = [live.take(value) for live in lives if not live.is_past(value, revision)]
+        if any(taken) and value.kind == "put":
             await self._save(namespace, value)
 
     async def _load(self, namespace: str, key: str) -> Value | None:
@@ -193,13 +199,20 @@ class Config:
         return [live for keys in self._lives.values() for lives in keys.values() for live in lives]
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"user-{os.getuid()}"
+
+
 def config_of(backend: Http | Store, *, url: str, snapshot_dir: Path | None = None) -> Config:
     """Make the config part of a client."""
     mode: Mode
     if isinstance(backend, Http):
         mode, place = HttpMode(backend), url
     else:
-        author = f"{getpass.getuser()}@{socket.gethostname()}"[:64]
+        author = f"{_user()}@{socket.gethostname()}"[:64]
         mode = StoreMode(StoreConfig(backend, definitions={NAMESPACE: DEFINITIONS}), author)
         place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
     return Config(mode, Snapshots(directory_for(snapshot_dir, place, "config"), Value))

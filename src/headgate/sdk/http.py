@@ -64,7 +64,12 @@ class Http:
         )
         if answer is type(None):
             return msgspec.convert(None, answer)
-        return msgspec.json.decode(response.content, type=answer)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.DecodeError as error:
+            raise GatewayUnavailable(
+                f"{self.url} answered {response.status_code}, but not as a gateway: {error}."
+            ) from error
 
     async def send(
         self,

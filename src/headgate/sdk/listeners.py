@@ -26,14 +26,16 @@ class Listening(Generic[C]):
         self.listener = listener
         self._subject = subject
         self._waiting: deque[C] = deque()
+        self._most = MOST
         self._ready = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def tell(self, change: C) -> None:
         """Put a change in line for this listener."""
         self._waiting.append(change)
-        if len(self._waiting) > MOST:
+        if len(self._waiting) > self._most:
             self._waiting = deque({self._subject(each): each for each in self._waiting}.values())
+            self._most = max(MOST, 2 * len(self._waiting))
         self._ready.set()
 
     async def stop(self) -> None:

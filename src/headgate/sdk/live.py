@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import structlog
 
-from headgate.config.model import Value
-from headgate.kit.problems import HeadgateError
+from headgate.config.model import MASK, Value
+from headgate.kit.problems import Forbidden, HeadgateError
 from headgate.sdk.listeners import Listener, Listening
 
 log = structlog.get_logger()
@@ -40,6 +42,8 @@ class Live(Generic[T]):
         self._kind = kind
         self._value: T | None = None
         self._listening: list[Listening[Changed]] = []
+        self._at_us = 0
+        self.on_close: Callable[[], None] | None = None
 
     @property
     def value(self) -> T:
@@ -71,8 +75,15 @@ class Live(Generic[T]):
             self._listening.remove(made)
             await made.stop()
 
+    def is_past(self, value: Value, revision: int) -> bool:
+        """Tell whether a publish is older than what is known: a watch may lag behind a read."""
+        return value.version < self.version and revision < self._at_us
+
     async def close(self) -> None:
-        """Call nobody any more."""
+        """Follow the key and call anybody no more."""
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
         for made in self._listening:
             await made.stop()
         self._listening.clear()
@@ -80,8 +91,9 @@ class Live(Generic[T]):
     def take(self, value: Value) -> bool:
         """Take a version; one that does not fit the type leaves the value as it is. Tell whether it was taken."""
         if value.kind != "put":
-            if not self.removed:
-                self.removed, self.version, self.stale = True, value.version, False
+            told = self.removed
+            self.removed, self.version, self.stale = True, value.version, False
+            if not told:
                 self._tell()
             return True
         try:
@@ -92,11 +104,15 @@ class Live(Generic[T]):
             return False
         changed = value.version != self.version or self.removed or not self.known
         self._value, self.version, self.removed, self.stale, self.error = made, value.version, False, False, None
+        if value.updated_at:
+            self._at_us = int(datetime.fromisoformat(value.updated_at).timestamp() * 1_000_000)
         if changed:
             self._tell()
         return True
 
     def _converted(self, value: Value) -> T:
+        if value.secret and value.content == MASK:
+            raise Forbidden("This token may not see the secret.")
         if self._kind is str and value.content_type == "text":
             return msgspec.convert(value.content, self._kind)
         return msgspec.convert(value.parsed(), self._kind, strict=value.content_type != "properties")

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from headgate.kit.problems import HeadgateError, StoreUnavailable
-from headgate.registry.api import BatchAnswer
+from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
 from headgate.registry.health import prober_for
 from headgate.registry.instances import Registry as StoreRegistry
@@ -29,7 +29,9 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
+    Superseded,
     UnknownInstance,
+    as_sent,
 )
 from headgate.registry.settings import RegistrySettings
 from headgate.sdk.beats import Beats, Own
@@ -44,6 +46,7 @@ from headgate.store import Store
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 DRAIN_SECONDS: Final = 5.0
+FIRST_SECONDS: Final = 10.0
 
 log = structlog.get_logger()
 
@@ -120,7 +123,7 @@ class Registry:
             given = msgspec.structs.replace(given, system_info={**system_info(), **given.system_info})
         if given.ttl_seconds is None:
             given = msgspec.structs.replace(given, ttl_seconds=self._ttl_seconds)
-        given = given.checked()
+        given = as_sent(given).checked()
         registered = await self._mode.register(given)
         self._beats.add(Own(given, registered.registration, load_figures if collect_system else None))
         return registered
@@ -146,15 +149,21 @@ class Registry:
     async def batch_heartbeat(self, instance_ids: Sequence[str]) -> BatchAnswer:
         """Renew several leases in one call; tell which ids are unknown."""
         beats: list[tuple[Place, Beat]] = []
-        missing = []
+        missing: list[str] = []
         for instance_id in instance_ids:
             own = self._beats.find(instance_id)
             if own is None:
                 missing.append(instance_id)
             else:
                 beats.append((own.place, own.next_beat()))
-        answer = await self._mode.heartbeats(beats) if beats else BatchAnswer(0, [])
-        return msgspec.structs.replace(answer, unknown=[*answer.unknown, *missing])
+        renewed = 0
+        superseded: list[str] = []
+        for first in range(0, len(beats), MOST_BEATS):
+            answer = await self._mode.heartbeats(beats[first : first + MOST_BEATS])
+            renewed += answer.renewed
+            missing += answer.unknown
+            superseded += answer.superseded
+        return BatchAnswer(renewed, missing, superseded)
 
     def start_auto_heartbeat(self, instance_id: str) -> None:
         """Beat for an instance until told to stop; after any loss it is registered again with its latest record."""
@@ -174,8 +183,12 @@ class Registry:
 
     async def drain(self, instance_id: str, *, wait_seconds: float = DRAIN_SECONDS) -> None:
         """Leave the healthy lists, wait for others to notice and for work to end, then leave."""
-        await self.heartbeat(instance_id, healthy=False)
-        await asyncio.sleep(wait_seconds)
+        try:
+            await self.heartbeat(instance_id, healthy=False)
+        except UnknownInstance:
+            log.info("nobody knew of it", instance=instance_id)
+        else:
+            await asyncio.sleep(wait_seconds)
         await self.remove(instance_id)
 
     @asynccontextmanager
@@ -192,6 +205,8 @@ class Registry:
                 await self.remove(made.instance_id)
             except StoreUnavailable as error:
                 log.info("could not leave; the lease will end by itself", instance=made.instance_id, error=str(error))
+            except Superseded:
+                log.info("another process has taken over; it stays", instance=made.instance_id)
 
     # Consumers
 
@@ -208,21 +223,26 @@ class Registry:
         parsed = parse_filters(filters)
         view = await self._view(type, group)
         try:
-            listing = await self._mode.discover(type, group, healthy, filters, check)
-            chosen = healthy is not None or bool(filters) or check
-            if chosen and view.known and listing.epoch != view.epoch and not check:
-                listing, chosen = await self._mode.discover(type, group, None, (), False), False
+            if check:
+                # Whoever is asked for one by one is also kept in mind, for the day when nobody can be asked.
+                await self._discovered(view, group, await self._mode.discover(type, group, None, (), False))
+                asked = await self._mode.discover(type, group, healthy, filters, check)
+                return InstanceList(asked.instances, stale=False, revision=asked.revision)
+            listing = await self._mode.discover(type, group, healthy, filters, False)
+            chosen = healthy is not None or bool(filters)
+            if chosen and view.is_of(listing, group):
+                return InstanceList(listing.instances, stale=False, revision=listing.revision)
+            if chosen:
+                listing = await self._mode.discover(type, group, None, (), False)
+            await self._discovered(view, group, listing)
         except StoreUnavailable:
             if not view.known:
                 raise
-            found, stale = view.instances(), True
+            stale = True
         else:
-            if chosen:
-                return InstanceList(listing.instances, stale=False, revision=listing.revision)
-            await self._discovered(view, listing)
-            found, stale = view.instances(), False
+            stale = False
         kept = [
-            each for each in found
+            each for each in view.instances()
             if passes_all(each, parsed) and (healthy is None or each.available == healthy)
         ]  # fmt: skip
         return InstanceList(kept, stale=stale, revision=view.revision)
@@ -236,10 +256,12 @@ class Registry:
         return await self.discover(*_service(service_name), healthy=True)
 
     async def cached(self, type: str, group: str | None = None) -> InstanceList:
-        """Give what a subscription keeps in memory, without a call; the first time, subscribe and wait for it."""
+        """Give what a subscription keeps in memory, without a call; the first time, subscribe and wait for it a while.
+
+        Raises StoreUnavailable if nobody can be asked and nothing is known, or what the watch was refused with.
+        """
         view = await self._follow(type, group)
-        if not view.known:
-            await view.synced.wait()
+        await view.first(FIRST_SECONDS)
         return view.answer()
 
     async def subscribe(self, service_name: str, listener: Listener[Change]) -> None:
@@ -300,10 +322,8 @@ class Registry:
             await asyncio.to_thread(view.load)
         return view
 
-    async def _discovered(self, view: View, listing: Listing) -> None:
-        before = (view.revision, view.epoch, view.known)
-        view.discovered(listing.instances, listing.revision, listing.epoch)
-        if before != (view.revision, view.epoch, view.known):
+    async def _discovered(self, view: View, group: str | None, listing: Listing) -> None:
+        if view.discovered(listing, group):
             await view.save()
 
     async def _follow(self, type_: str, group: str | None) -> View:
@@ -334,7 +354,10 @@ class Registry:
                 except HeadgateError as error:
                     if not isinstance(error, StoreUnavailable) and error.status < 500:
                         log.warning("watch refused", type=type_, group=group, error=str(error))
+                        view.refused(error)
                         pause = LONGEST_PAUSE
+                except Exception:  # whatever a stream may bring, the watch goes on
+                    log.exception("a watch failed", type=type_, group=group)
                 view.stale = True
                 # Jitter, so that a thousand clients do not come back in the same instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))

@@ -112,7 +112,7 @@ class StoreMode:
         self._namespace = namespace
 
     async def register(self, record: Record) -> Registered:
-        return await self._registry.register(self._namespace, as_sent(record))
+        return await self._registry.register(self._namespace, record)
 
     async def heartbeat(self, place: Place | None, beat: Beat) -> int:
         type_, group = place or await self._registry.locate(self._namespace, beat.instance_id)

@@ -8,11 +8,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Generic, TypeVar
+from time import time
+from typing import Final, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import structlog
+
+UNFINISHED: Final = ".new-"
+LEFT_SECONDS: Final = 3600.0
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -20,9 +24,11 @@ T = TypeVar("T")
 
 def cache_directory() -> Path:
     """Give the directory where this platform keeps caches."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "headgate"
-    return Path.home() / ".cache" / "headgate"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a name, as in some containers
+        return Path(tempfile.gettempdir()) / f"headgate-{os.getuid()}"
+    return home / "Library" / "Caches" / "headgate" if sys.platform == "darwin" else home / ".cache" / "headgate"
 
 
 class Snapshots(Generic[T]):
@@ -31,16 +37,20 @@ class Snapshots(Generic[T]):
     def __init__(self, directory: Path, kind: type[T]) -> None:
         self._directory = directory
         self._decoder = msgspec.json.Decoder(kind)
+        self._tidied = False
 
     def write(self, name: str, value: T) -> None:
         """Keep a value; a disk that refuses costs only the snapshot. This blocks."""
         body = msgspec.json.encode(value)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, path = tempfile.mkstemp(dir=self._directory, prefix=".new-")
+            self._tidy()
+            handle, path = tempfile.mkstemp(dir=self._directory, prefix=UNFINISHED)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(_checksum(body) + b"\n" + body)
+                    file.flush()
+                    os.fsync(file.fileno())  # else a crash of the machine may leave the new name with no content
                 Path(path).replace(self._path(name))
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -61,6 +71,15 @@ class Snapshots(Generic[T]):
         except (OSError, ValueError, msgspec.DecodeError) as error:
             log.warning("snapshot ignored", name=name, error=str(error))
             return None
+
+    def _tidy(self) -> None:
+        """Once a life, take away what processes that were killed in the middle of a write have left behind."""
+        if not self._tidied:
+            self._tidied = True
+            for path in self._directory.glob(f"{UNFINISHED}*"):
+                with contextlib.suppress(OSError):
+                    if time() - path.stat().st_mtime > LEFT_SECONDS:
+                        path.unlink()
 
     def _path(self, name: str) -> Path:
         file = quote(name, safe="")

@@ -7,12 +7,14 @@ whoever lives has registered again by then.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from time import monotonic
 from typing import Final
 
 import msgspec
 
-from headgate.registry.model import Change, Instance
+from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.registry.model import Change, Instance, Listing
 from headgate.sdk.listeners import Listener, Listening
 from headgate.sdk.registry_modes import Gone, Happening, Listed, Marked, Put
 from headgate.sdk.snapshot import Snapshots
@@ -27,7 +29,7 @@ class Saved(msgspec.Struct, frozen=True):
 
     instances: list[Instance]
     revision: int
-    epoch: str
+    epochs: dict[str, str] = {}
 
 
 class InstanceList(list[Instance]):
@@ -45,11 +47,13 @@ class View:
     def __init__(self, name: str, snapshots: Snapshots[Saved] | None) -> None:
         self.known = False
         self.stale = True
-        self.epoch = "0"
         self.revision = 0
         self.position: str | None = None
+        self.refusal: HeadgateError | None = None
         self.listening: list[Listening[Change]] = []
-        self.synced = asyncio.Event()
+        self.heard = asyncio.Event()
+        self._epochs: dict[str, str] = {}
+        self._revisions: dict[str, int] = {}
         self._name = name
         self._snapshots = snapshots
         self._instances: dict[Key, Instance] = {}
@@ -70,16 +74,33 @@ class View:
         saved = self._snapshots.read(self._name) if self._snapshots and not self.known else None
         if saved is not None:
             self._instances = {_key(each): each for each in saved.instances}
-            self.revision, self.epoch, self.known = saved.revision, saved.epoch, True
+            self.revision, self._epochs, self.known = saved.revision, dict(saved.epochs), True
 
-    def discovered(self, instances: list[Instance], revision: int, epoch: str) -> None:
-        """Take the answer of a discovery."""
-        if self.known and revision < self.revision and epoch == self.epoch:
-            return  # the watch has gone on since
-        lost = self.known and epoch != self.epoch
-        self.epoch = epoch
-        self._replace(instances, None, revision, lost=lost)
-        self.stale = False
+    def is_of(self, listing: Listing, group: str | None) -> bool:
+        """Tell whether an answer, whatever it chose, is of the very state that is known here."""
+        histories = _histories(listing, group)
+        return self.known and all(
+            (self._epochs.get(name), self._revisions.get(name)) == at for name, at in histories.items()
+        ) and {name for name, _ in self._instances} <= histories.keys()  # fmt: skip
+
+    def discovered(self, listing: Listing, group: str | None) -> bool:
+        """Take the answer of a discovery, each group for itself; tell whether it brought anything new."""
+        before, known = set(self._instances), self.is_of(listing, group)
+        by_group: dict[str, list[Instance]] = {}
+        for instance in listing.instances:
+            by_group.setdefault(instance.group, []).append(instance)
+        histories = _histories(listing, group)
+        for name, (epoch, revision) in histories.items():
+            if epoch == self._epochs.get(name) and revision < self._revisions.get(name, 0):
+                continue  # the watch has gone on since
+            lost = self._lost(name, epoch)
+            self._epochs[name] = epoch
+            self._replace(by_group.get(name, []), name, revision, lost=lost)
+        # A group that has instances is always listed, unless the list itself was lost.
+        for name in {name for name, _ in self._instances} - histories.keys():
+            self._replace([], name, listing.revision, lost=True)
+        self.known, self.stale = True, False
+        return not known or before != self._instances.keys()
 
     def take(self, happening: Happening) -> None:
         """Take what a watch tells."""
@@ -88,22 +109,39 @@ class View:
                 self._replace(happening.instances, happening.group, happening.revision, lost=happening.lost)
             case Put():
                 self._put(happening.instance, happening.revision)
-                self.revision = max(self.revision, happening.revision)
+                self._advance(happening.instance.group, happening.revision)
             case Gone():
                 self._remove((happening.group, happening.instance_id), happening.revision, happening.reason)
-                self.revision = max(self.revision, happening.revision)
+                self._advance(happening.group, happening.revision)
             case Marked():
                 self.position = happening.position
-                self.stale = False
-                self.synced.set()
+                self.known, self.stale, self.refusal = True, False, None
+                self.heard.set()
                 return
         self._dirty.set()
+
+    def refused(self, error: HeadgateError) -> None:
+        """Take it that the watch may not be had; if it was to go on from a position, that may be why, and it starts anew."""
+        if self.position is None:
+            self.refusal = error
+            self.heard.set()
+        self.position = None
+
+    async def first(self, seconds: float) -> None:
+        """Wait until something is known; raises what stands against it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.known and self.refusal is None:
+                    self.heard.clear()
+                    await self.heard.wait()
+        if not self.known:
+            raise self.refusal or StoreUnavailable("Nobody could be asked, and nothing is known from before.")
 
     async def listen(self, listener: Listener[Change]) -> None:
         """Call a listener with every change from now on, and with what is known at once."""
         made = Listening(listener, lambda change: _key(change.instance))
         self.listening.append(made)
-        if self.synced.is_set():
+        if self.known:
             for instance in self.instances():
                 made.tell(Change("put", instance, self.revision))
 
@@ -130,24 +168,34 @@ class View:
     async def save(self) -> None:
         """Write the snapshot now."""
         if self._snapshots is not None and self.known:
-            saved = Saved(list(self._instances.values()), self.revision, self.epoch)
+            saved = Saved(list(self._instances.values()), self.revision, dict(self._epochs))
             await asyncio.to_thread(self._snapshots.write, self._name, saved)
 
-    def _replace(self, instances: list[Instance], group: str | None, revision: int, *, lost: bool) -> None:
-        before = {key for key in self._instances if group is None or key[0] == group}
+    def _advance(self, group: str, revision: int) -> None:
+        self.revision = max(self.revision, revision)
+        self._revisions[group] = max(self._revisions.get(group, 0), revision)
+
+    def _lost(self, group: str, epoch: str) -> bool:
+        """Tell whether a group's history began anew since we know of it; a watch tells no epoch, but revisions grow with them."""
+        if group in self._epochs:
+            return epoch != self._epochs[group]
+        return self._revisions.get(group, 0) > 0 and (epoch == "0" or int(epoch) > self._revisions[group])
+
+    def _replace(self, instances: list[Instance], group: str, revision: int, *, lost: bool) -> None:
+        before = {key for key in self._instances if key[0] == group}
         now = monotonic()
         for instance in instances:
             self._put(instance, revision)
             before.discard(_key(instance))
-        for key in before:
+        for key in before - self._suspects.keys():  # a suspect has its lease, whoever does not list it
             if not lost:
                 self._remove(key, revision, "removed")
-            elif key not in self._suspects:
+            else:
                 suspect = msgspec.structs.replace(self._instances[key], suspect=True)
                 self._instances[key] = suspect
                 self._suspects[key] = now + suspect.ttl_seconds
-        self.revision = revision if lost else max(self.revision, revision)
-        self.known = True
+        self._revisions[group] = revision
+        self.revision = max(self._revisions.values())
         self._dirty.set()
 
     def _put(self, instance: Instance, revision: int) -> None:
@@ -173,6 +221,14 @@ class View:
     def _tell(self, change: Change) -> None:
         for made in tuple(self.listening):
             made.tell(change)
+
+
+def _histories(listing: Listing, group: str | None) -> dict[str, tuple[str, int]]:
+    """Give each group's epoch and revision in an answer."""
+    if group is not None:
+        return {group: (listing.epoch, listing.revision)}
+    revisions, epochs = listing.revisions or {}, listing.epochs or {}
+    return {name: (epochs.get(name, ""), revision) for name, revision in revisions.items()}
 
 
 def _key(instance: Instance) -> Key:

@@ -1,0 +1,332 @@
+"""The SDK where things go wrong in uncommon ways: the same in both modes."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.config.model import MASK, Value
+from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest, StoreUnavailable, Unauthorized
+from headgate.registry.model import Check, CheckKind, OverrideChange, Record, UnknownInstance
+from headgate.sdk import Headgate
+from headgate.sdk import beats as beats_module
+from headgate.sdk.config import ContentType
+from headgate.sdk.listeners import MOST, Listening
+from headgate.sdk.live import Live
+from headgate.sdk.registry import Change, Gone
+from tests.processes import Gateway, GatewayProcess
+from tests.topology import FaultyProxy, Topology, eventually
+
+pytestmark = pytest.mark.anyio
+Make = Callable[..., Headgate]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    players: int
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"n{secrets.token_hex(4)}"
+
+
+@pytest.fixture(params=["store", "http"])
+def make(
+    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess, namespace: str, tmp_path: Path
+) -> Make:
+    """Make clients of one mode; `port` leads them through a proxy."""
+
+    def made(port: int | None = None, **options: Any) -> Headgate:
+        given = {"namespace": namespace, "snapshot_dir": tmp_path, "heartbeat_interval_ms": 200, **options}
+        if request.param == "http":
+            url = gateway_process.url if port is None else f"http://127.0.0.1:{port}"
+            return Headgate(url, **{"token": gateway_process.token, **given})
+        url = server.url if port is None else f"valkey://127.0.0.1:{port}/0"
+        return Headgate(url, prefix=gateway_process.prefix, **given)
+
+    return made
+
+
+@pytest.fixture
+async def hg(make: Make) -> AsyncIterator[Headgate]:
+    async with make() as client:
+        yield client
+
+
+@pytest.fixture
+def port(make: Make, server: Topology, gateway_process: GatewayProcess) -> int:
+    """Give the port to put a proxy in front of."""
+    return server.primaries()[0].port if make().direct else gateway_process.port
+
+
+async def test_a_listener_hears_what_was_known_before_it_came(hg: Headgate, make: Make) -> None:
+    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.discover("game", "g")
+    heard: list[Change] = []
+    await hg.registry.subscribe("game/g", heard.append)
+    await eventually(lambda: [change.instance.instance_id for change in heard] == ["a"])
+    async with make() as again:  # with a snapshot on disk
+        told: list[Change] = []
+        await again.registry.subscribe("game/g", told.append)
+        await eventually(lambda: [change.instance.instance_id for change in told] == ["a"])
+        await hg.registry.remove("a")
+        await eventually(lambda: [change.kind for change in told] == ["put", "removed"])
+
+
+async def test_whoever_has_left_is_not_kept_because_another_group_is_new(hg: Headgate) -> None:
+    for name in ("a", "b"):
+        await hg.registry.register(type="game", group="g", instance_id=name)
+    assert len(await hg.registry.discover("game")) == 2
+    await hg.registry.remove("a")
+    await hg.registry.register(type="game", group="h", instance_id="c")
+    found = await hg.registry.discover("game")
+    assert [(each.instance_id, each.suspect) for each in found] == [("b", False), ("c", False)]
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize("choice", [{"healthy": True}, {"filters": ["metadata.v==1"]}, {"check": True}])
+async def test_what_was_chosen_is_found_in_an_outage_too(make: Make, port: int, choice: dict[str, Any]) -> None:
+    async with FaultyProxy(port) as proxy, make(proxy.port) as hg:
+        await hg.registry.register(type="game", group="g", instance_id="a", metadata={"v": 1}, healthy=True)
+        await hg.registry.discover("game", "g", **choice)
+        await hg.registry.register(type="game", group="g", instance_id="b", metadata={"v": 1})
+        await hg.registry.register(type="game", group="g", instance_id="c", metadata={"v": 2}, healthy=False)
+        await hg.registry.discover("game", "g", **choice)
+        await proxy.refuse()
+        found = await hg.registry.discover("game", "g", healthy=True)
+        assert ([each.instance_id for each in found], found.stale) == (["a", "b"], True)
+        await proxy.accept()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"weight": float("nan")}, {"weight": -1.0}, {"port": 99_999}, {"port": "80"}, {"enabled": "x"}, {"protocol": None},
+        {"ephemeral": 2}, {"metadata": [1]}, {"metrics": {"a": 10**25}}, {"check": Check(CheckKind.TCP, interval_seconds=0)},
+        {"check": Check(CheckKind.HTTP, "http://a:99999/")}, {"ttl_seconds": float("inf")}, {"hostname": 5},
+    ],
+)  # fmt: skip
+async def test_what_python_allows_and_the_wire_does_not_is_refused_alike(hg: Headgate, bad: dict[str, Any]) -> None:
+    await hg.registry.register(type="game", group="g", instance_id="a")
+    with pytest.raises(InvalidRequest):
+        await hg.registry.register(type="game", group="g", instance_id="b", **bad)
+    assert [each.instance_id for each in await hg.registry.discover("game", "g")] == ["a"]
+
+
+async def test_operators_words_are_checked_alike(hg: Headgate) -> None:
+    await hg.registry.register(type="game", group="g", instance_id="a")
+    with pytest.raises(InvalidRequest):
+        await hg.registry.heartbeat("a", metadata=[1])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        await hg.registry.override("game", "g", "a", OverrideChange(weight=-1))
+    for seconds in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest):
+            await hg.registry.evict("game", "g", "a", seconds)
+    with pytest.raises(InvalidRequest):
+        await hg.registry.protect("game", "g", "sometimes")
+    assert len(await hg.registry.discover("game", "g")) == 1
+
+
+async def test_more_heartbeats_than_one_call_takes(hg: Headgate) -> None:
+    names = [f"i{number}" for number in range(1100)]
+    await asyncio.gather(*(hg.registry.register(type="game", group="g", instance_id=name) for name in names[:50]))
+    own = hg.registry._beats.find("i0")
+    assert own is not None
+    for name in names[50:]:
+        record = msgspec.structs.replace(own.record, instance_id=name)
+        hg.registry._beats.add(beats_module.Own(record, own.registration))
+    answer = await hg.registry.batch_heartbeat([*names, "nobody"])
+    assert (answer.renewed, len(answer.unknown)) == (50, 1051)
+
+
+async def test_a_block_whose_instance_was_taken_over_ends_in_peace(hg: Headgate, make: Make) -> None:
+    async with make() as other:
+        async with hg.registry.registered(type="game", group="g", instance_id="a"):
+            await other.registry.register(type="game", group="g", instance_id="a", hostname="new")
+        (found,) = await other.registry.discover("game", "g")
+    assert found.hostname == "new", "its successor stays"
+
+
+async def test_drain_of_an_instance_that_nobody_knows_lets_it_go(hg: Headgate, make: Make) -> None:
+    made = await hg.registry.register(type="game", group="g")
+    hg.registry.start_auto_heartbeat(made.instance_id)
+    async with make() as other:
+        await other.registry.remove(made.instance_id, "game", "g")
+        await hg.registry.drain(made.instance_id, wait_seconds=30)
+        await asyncio.sleep(0.5)  # two heartbeats and the pause before coming back
+        assert await other.registry.discover("game", "g") == []
+    with pytest.raises(UnknownInstance):
+        await hg.registry.heartbeat(made.instance_id)
+
+
+async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate, make: Make) -> None:
+    made = await hg.registry.register(type="game", group="g")
+    async with make() as other:
+        await other.registry.remove(made.instance_id, "game", "g")
+        mode = hg.registry._mode
+        register, started = mode.register, asyncio.Event()
+
+        async def slow(record: Record) -> Any:
+            started.set()
+            await asyncio.sleep(0.3)
+            return await register(record)
+
+        mode.register = slow  # type: ignore[method-assign]
+        hg.registry.start_auto_heartbeat(made.instance_id)
+        await asyncio.wait_for(started.wait(), 5)
+        await hg.registry.remove(made.instance_id)
+        await asyncio.sleep(0.5)
+        assert await other.registry.discover("game", "g") == []
+
+
+async def test_figures_that_cannot_be_had_do_not_end_a_life(hg: Headgate, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await hg.registry.register(type="game", group="g", ttl_seconds=1)
+    own = hg.registry._beats.find(made.instance_id)
+    assert own is not None
+
+    def broken() -> Any:
+        raise OSError("no such figure")
+
+    own.figures = broken
+    hg.registry.start_auto_heartbeat(made.instance_id)
+    await asyncio.sleep(1.5)
+    assert len(await hg.registry.discover("game", "g")) == 1
+
+
+async def test_a_stream_that_brings_nonsense_is_opened_again(hg: Headgate) -> None:
+    await hg.registry.register(type="game", group="g", instance_id="a")
+    mode = hg.registry._mode
+    watch, broken = mode.watch, 0
+
+    async def nonsense(type: str, group: str | None, position: str | None) -> AsyncIterator[Any]:
+        nonlocal broken
+        broken += 1
+        if broken == 1:
+            yield Gone("g", "a", "removed", 1)
+            raise ValueError("not an event")
+        async for happening in watch(type, group, position):
+            yield happening
+
+    mode.watch = nonsense  # type: ignore[method-assign,assignment]
+    assert [each.instance_id for each in await hg.registry.cached("game", "g")] == ["a"]
+    assert broken == 2
+
+
+async def test_what_is_refused_is_said_and_not_waited_for(gateway: Gateway, tmp_path: Path, namespace: str) -> None:
+    async with Headgate(gateway.url, token="wrong", namespace=namespace, snapshot_dir=tmp_path) as hg:
+        with pytest.raises(Unauthorized):
+            await asyncio.wait_for(hg.registry.cached("game", "g"), 5)
+        with pytest.raises(Unauthorized):
+            await hg.config.live(namespace, "limits", Limits, default=Limits(1))
+
+
+async def test_a_position_that_is_refused_is_given_up(hg: Headgate) -> None:
+    await hg.registry.register(type="game", group="g", instance_id="a")
+    view = await hg.registry._view("game", "g")
+    view.position = "this is no position"
+    assert [each.instance_id for each in await hg.registry.cached("game", "g")] == ["a"]
+    assert view.position != "this is no position"
+
+
+async def test_an_answer_of_somebody_else_is_an_outage(tmp_path: Path, namespace: str) -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\nConnection: close\r\n\r\n<html>!</html>")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(page, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with Headgate(url, namespace=namespace, snapshot_dir=tmp_path) as hg:
+        with pytest.raises(StoreUnavailable):
+            await hg.registry.discover("game", "g")
+        with pytest.raises(StoreUnavailable):
+            await hg.config.get(namespace, "a")
+    server.close()
+
+
+async def test_a_listener_that_hangs_costs_little_however_much_it_misses() -> None:
+    listening = Listening(lambda _: asyncio.sleep(60), lambda number: number)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for number in range(MOST * 4):
+        listening.tell(number)
+    assert len(listening._waiting) <= MOST * 4
+    assert loop.time() - begun < 5, "once a doubling, not once a change"
+    for number in range(MOST * 8):
+        listening.tell(number % 10)
+    assert len(listening._waiting) <= MOST * 8, "what has one subject is told once"
+    await listening.stop()
+
+
+@pytest.mark.topology("standalone")
+async def test_a_version_that_does_not_fit_spoils_no_snapshot(make: Make, port: int, namespace: str) -> None:
+    async with FaultyProxy(port) as proxy:
+        async with make(proxy.port) as hg:
+            await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
+            live = await hg.config.live(namespace, "limits", Limits)
+            await hg.config.set(namespace, "limits", '{"players": "many"}')
+            await eventually(lambda: live.error is not None)
+        async with make(proxy.port) as hg:
+            await proxy.refuse()
+            live = await hg.config.live(namespace, "limits", Limits)
+            assert (live.players, live.stale) == (1, True)
+            await proxy.accept()
+
+
+async def test_a_live_value_that_is_closed_is_followed_no_more(hg: Headgate, namespace: str) -> None:
+    await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
+    lives = [await hg.config.live(namespace, "limits", Limits) for _ in range(20)]
+    for live in lives[1:]:
+        await live.close()
+    await hg.config.set(namespace, "limits", '{"players": 2}')
+    await eventually(lambda: lives[0].players == 2)
+    assert [live.players for live in lives[1:]] == [1] * 19
+    assert len(hg.config._all()) == 1
+
+
+def test_a_watch_that_lags_behind_a_read_takes_nothing_back() -> None:
+    live: Live[str] = Live("n", "a", str)
+    live.take(Value("a", 5, "five", updated_at="2026-01-01T00:00:05.000Z"))
+    newest = 1_767_225_605_000_000
+    assert live.is_past(Value("a", 4, kind="removed"), newest - 1)
+    assert not live.is_past(Value("a", 6, "six"), newest + 1)
+    assert not live.is_past(Value("a", 1, "anew"), newest + 1), "history was lost, and somebody has published since"
+
+
+async def test_a_removed_value_is_current_again_after_an_outage() -> None:
+    live: Live[str] = Live("n", "a", str)
+    live.take(Value("a", 1, "one"))
+    live.take(Value("a", 2, kind="removed"))
+    live.stale = True
+    live.take(Value("a", 2, kind="removed"))
+    assert not live.stale
+
+
+def test_a_mask_is_no_value() -> None:
+    live: Live[str] = Live("n", "a", str)
+    assert not live.take(Value("a", 1, MASK, secret=True))
+    assert "may not see" in (live.error or "")
+    assert Forbidden.status == 403
+
+
+async def test_a_user_without_a_name_may_publish(
+    server: Topology, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    async with Headgate(server.url, prefix=namespace, snapshot_dir=tmp_path) as hg:
+        try:
+            await hg.config.set(namespace, "a", "x")
+        except HeadgateError as error:  # pragma: no cover
+            pytest.fail(str(error))
+        assert (await hg.config.get(namespace, "a")).updated_by.startswith("user-")
