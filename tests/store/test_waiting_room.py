@@ -16,12 +16,11 @@ from headgate.waiting_room.problems import (
     QueueFull,
     QueueUnknown,
     SessionTaken,
-    TicketExpired,
     TicketInvalid,
     TicketUsed,
 )
 from headgate.waiting_room.promotion import PROMOTE
-from tests.store.waiting_world import World
+from tests.store.waiting_world import World, enter_all
 from tests.topology import eventually
 
 
@@ -39,11 +38,6 @@ async def arena(store: Store) -> World:
     world = World(store)
     await world.configure()
     return world
-
-
-async def enter_all(world: World, *users: str) -> None:
-    for user in users:
-        await world.enter(user)
 
 
 async def test_second_entry_keeps_the_first_place(world: World) -> None:
@@ -142,23 +136,6 @@ async def test_a_newcomer_never_overtakes_when_a_seat_frees_between_ticks(world:
     await world.room.enter_and_pass("default", "main", "late", user_id="late")
     assert await world.state("c") == "PROMOTED"
     assert await world.state("late") == "WAITING"
-
-
-async def test_an_unused_ticket_expires_and_its_seat_is_free_within_a_second(world: World) -> None:
-    await enter_all(world, "a", "b", "c")
-    await world.tick()
-    ticket = await world.ticket("a")
-    for _ in range(60):
-        await world.live(1)
-        await world.state("c")
-    with pytest.raises(TicketExpired):
-        await world.redeem(ticket, "s1")
-    status = await world.room.status("default", "main", "a", trusted=True)
-    assert (str(status.status), status.ticket_id) == ("EXPIRED", status.ticket)  # both absent
-    assert status.advice
-    await world.live(1)
-    assert await world.state("c") == "PROMOTED"
-    assert (await world.room.queues.view(world.thing)).figures.expired_total == 2
 
 
 async def test_one_ticket_lets_one_of_a_hundred_in(world: World) -> None:

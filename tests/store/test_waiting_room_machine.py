@@ -88,6 +88,13 @@ class Model:
             if user in before.waiting:
                 assert place == before.waiting[user]
 
+    def check_tickets(self, before: Snapshot, after: Snapshot) -> None:
+        """A ticket that its owner never saw costs them no place."""
+        for user, person in before.people.items():
+            if person.state == "P" and not person.shown:
+                assert after.people[user].state in "PYW", user
+                assert after.people[user].place == person.place
+
     def spend(self, ticket: str, session: str) -> None:
         """A ticket lets one session in."""
         assert self.spent.setdefault(ticket, session) == session
@@ -187,6 +194,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         after = self.do(self.world.look())
         self.model.check_admission(before, after)
         self.model.check_order(before, after)
+        self.model.check_tickets(before, after)
         for user in after.people:
             self.ask(user)
 
@@ -269,6 +277,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
             after = self.do(self.world.look())
             self.model.check_admission(before, after)
             self.model.check_order(before, after)
+            self.model.check_tickets(before, after)
             for server in beating & after.leases:
                 self.beat(server, self.model.offers.get(server, 0), 1, report=False)
             for user in sorted(asking):

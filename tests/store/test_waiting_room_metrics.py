@@ -45,6 +45,7 @@ async def test_those_who_did_not_come_are_counted(store: Store) -> None:
     await world.configure(capacity=1, grace_seconds=2, keep_seconds=20, ticket_ttl_seconds=5)
     await world.enter("called")
     await world.tick()
+    await world.ticket("called")  # seen, and then not used
     await world.enter("ghost")
     await world.enter("present")
     for _ in range(7):  # the ticket of the first runs out, the second is called while away

@@ -196,6 +196,12 @@ class World:
         self.store.step_clock(self._waited_ms + self._stepped_ms)
 
 
+async def enter_all(world: World, *users: str) -> None:
+    """Enter one after the other."""
+    for user in users:
+        await world.enter(user)
+
+
 def _person(packed: bytes) -> Person:
     state, _, place, shown, seen, _ = HEAD.unpack_from(packed)
     at = HEAD.size

@@ -73,7 +73,7 @@ local function redeem(ticket, instance, session)
   if trace then
     redis.call('HDEL', traces, id)
   end
-  return { id, user.nickname, user.server, seq, math.max(0, queue.ticket_ms - (deadline - queue.time)), trace or '',
+  return { id, user.nickname, user.server, seq, held_ms(queue, user, deadline), trace or '',
     queue.unattended and 1 or 0 }
 end
 

@@ -72,11 +72,12 @@ local function come_back(queue, user, new_ticket)
   end
 end
 
---- Note that a known person asked; a ticket that ran out or became void is dealt with here and now.
+--- Note that a known person asked; a ticket that ran out or became void is dealt with here and now. One that was never
+--- shown cannot run out while its seat is held: its owner is here.
 local function touch(queue, user, new_ticket)
   if user.state == 'P' then
     local deadline = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0)
-    if deadline <= queue.time then
+    if deadline <= queue.time and (ticket_seen(user) or deadline == 0) then
       expire_ticket(queue, user)
     elseif not string.find(redis.call('HGET', queue.keys.tickets, user.ticket) or '', queue.epoch .. ':', 1, true) then
       free_hold(queue, user)
@@ -137,6 +138,9 @@ local function view(queue, user)
   local told = answer(queue, user.state, user.account, user.place, 0)
   if user.state ~= 'P' then
     return told
+  end
+  if not ticket_seen(user) then
+    show_ticket(queue, user)
   end
   local left = math.max(0, tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0) - queue.time)
   local server = user.server ~= '' and read_server(queue, user.server)

@@ -63,6 +63,7 @@ end
 local function stand_in_line(queue, user)
   if user.ticket ~= '' then
     redis.call('HDEL', queue.keys.tickets, user.ticket)
+    user.shown = 0
   end
   user.state, user.ticket, user.server, user.session = 'W', '', '', ''
   redis.call('ZADD', queue.keys.waiting, text_of(user.place), user.id)
@@ -133,11 +134,41 @@ local function give_ticket(queue, user, server, ticket)
   count(queue, 'issued', 1)
 end
 
+--- Somebody who is called has no rank to remember: their `shown` is 0 until they have seen the ticket, then 1 and the
+--- milliseconds that this took.
+local function ticket_seen(user)
+  return user.shown > 0
+end
+
+--- Somebody sees their ticket for the first time: its time counts from now on.
+local function show_ticket(queue, user)
+  local since = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or queue.time) - queue.ticket_ms
+  user.shown = 1 + math.max(0, math.min(queue.time - since, 86400000))
+  write_user(queue.keys.users, user)
+  redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), user.ticket)
+end
+
+--- For how long a seat was held until now, by a ticket that lapses at the deadline.
+local function held_ms(queue, user, deadline)
+  return math.max(0, queue.ticket_ms - (deadline - queue.time)) + math.max(0, user.shown - 1)
+end
+
 --- A ticket was not used in time: its seat is free, and status says EXPIRED.
 local function expire_ticket(queue, user)
   free_hold(queue, user)
   finish(queue, user, 'E')
   count(queue, 'expired', 1)
+end
+
+--- A ticket ran out that its owner never saw: they were called while absent, so they are away and keep their place.
+local function withdraw_ticket(queue, user)
+  free_hold(queue, user)
+  redis.call('HDEL', queue.keys.tickets, user.ticket)
+  user.state, user.ticket, user.server = 'Y', '', ''
+  write_user(queue.keys.users, user)
+  redis.call('ZADD', queue.keys.away, text_of(queue.time + queue.keep_ms), user.id)
+  count(queue, 'expired', 1)
+  count(queue, 'away', 1)
 end
 
 --- End a session; `dropped` keeps its seat for the owner to come back to.

@@ -46,7 +46,11 @@ local function sweep(queue, budget)
     local id = string.match(redis.call('HGET', keys.tickets, ticket) or '', '^%d+:(.*)$')
     local user = id and read_user(keys.users, id)
     if user and user.state == 'P' and user.ticket == ticket then
-      expire_ticket(queue, user)
+      if ticket_seen(user) then
+        expire_ticket(queue, user)
+      else
+        withdraw_ticket(queue, user)
+      end
       queue.changed[#queue.changed + 1] = id
     else
       redis.call('ZREM', keys.holds, ticket)
