@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from headgate.store import acl
+from tests.processes import GatewayProcess
 from tests.topology import Standalone, Topology, free_port, wait_until
 
 _WAIT = """
@@ -43,6 +44,15 @@ def test_misuse_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         assert misused.stdout == ""
         assert misused.stderr.startswith("headgate: ")
         assert misused.stderr.count("\n") == 1
+    assert "`headgate token create --help` shows what there is" in headgate("token", "create", cwd=tmp_path).stderr
+
+
+def test_a_wrong_or_missing_token_says_where_one_comes_from(tmp_path: Path, gateway_process: GatewayProcess) -> None:
+    for token in ({}, {"HEADGATE_TOKEN": "wrong"}):
+        refused = headgate("queue", "list", cwd=tmp_path, HEADGATE_URL=gateway_process.url, **token)
+        assert refused.returncode == 1
+        assert "HEADGATE_TOKEN" in refused.stderr
+        assert refused.stderr.count("\n") == 1
 
 
 def test_a_failure_is_one_sentence_and_exit_code_1_and_debug_shows_all(tmp_path: Path) -> None:
@@ -101,7 +111,8 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(tmp_path: Path)
 def test_serve_without_an_admin_token_says_how_to_set_one(tmp_path: Path, server: Topology) -> None:
     refused = headgate("serve", "gateway", "--store", server.url, "--port", str(free_port()), cwd=tmp_path)
     assert refused.returncode == 1
-    assert "HEADGATE_ADMIN_TOKEN" in refused.stderr.splitlines()[-1]
+    assert "HEADGATE_ADMIN_TOKEN" in refused.stderr
+    assert refused.stderr.count("\n") == 1, "nothing was started that could have told of itself"
 
 
 def test_serve_with_an_unreachable_store_or_a_wrong_password_says_so(tmp_path: Path) -> None:

@@ -88,8 +88,10 @@ def test_a_queue_from_creation_to_deletion(shell: Shell) -> None:
 
 @pytest.mark.parametrize("word", ["capacity", "capacity=many", "colour=red", "batch=0"])
 def test_a_field_that_makes_no_sense_is_refused(word: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as refused:
         read_policy((word,))
+    assert word.split("=")[0] in refused.value.detail
+    assert "$" not in refused.value.detail
 
 
 @pytest.mark.parametrize("shell", ["gateway"], indirect=True)

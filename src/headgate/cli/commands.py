@@ -11,10 +11,13 @@ from cyclopts import App, CycloptsError
 
 from headgate import __version__
 from headgate.cli import output
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import HeadgateError, StoreUnavailable, Unauthorized
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-_AWAY = "Check that it runs and that the address is right; `headgate doctor` tells more."
+_NEXT: dict[type[HeadgateError], str] = {
+    StoreUnavailable: "Check that it runs and that the address is right; `headgate doctor` tells more.",
+    Unauthorized: "Set HEADGATE_TOKEN to the admin token, or to one that `headgate token create` printed.",
+}
 
 app = App(
     name="headgate",
@@ -126,12 +129,13 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except CycloptsError as error:
-        output.complain(" ".join(str(error).split()), "`headgate --help` shows what there is.")
+        named = " ".join(("headgate", *(error.command_chain or ()), "--help"))
+        output.complain(" ".join(str(error).split()), f"`{named}` shows what there is.")
         return MISUSED
     except HeadgateError as error:
         if debug:
             traceback.print_exc()
-        output.complain(error.detail, _AWAY if isinstance(error, StoreUnavailable) else "")
+        output.complain(error.detail, next((step for kind, step in _NEXT.items() if isinstance(error, kind)), ""))
         return FAILED
     except Exception as error:  # noqa: BLE001  # the last stop: people get a sentence, --debug the traceback
         if debug:

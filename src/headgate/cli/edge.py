@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headgate.cli.local_store import local_store
 from headgate.cli.process import listen_operations
 from headgate.gateway.server import serve
-from headgate.gateway.settings import GatewaySettings
+from headgate.gateway.settings import AdminTokenMissing, GatewaySettings
 from headgate.kit.life import Life
 from headgate.kit.settings import Configuration
 
@@ -26,6 +26,8 @@ Opening = Callable[[Configuration, GatewaySettings, str], "AbstractAsyncContextM
 
 async def serve_edge(opening: Opening, configuration: Configuration, settings: GatewaySettings) -> None:
     """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL."""
+    if not settings.admin_token:
+        raise AdminTokenMissing  # before anything listens, and not from a worker
     async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
         async with local_store(configuration, life.end) as url:
             await serve(

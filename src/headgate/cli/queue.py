@@ -16,6 +16,7 @@ from rich.table import Table
 from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
+from headgate.gateway.reading import invalid
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk import Headgate
 from headgate.waiting_room import PolicyChange, QueueView
@@ -226,7 +227,7 @@ def read_policy(words: tuple[str, ...]) -> PolicyChange:
     try:
         return msgspec.convert(said, PolicyChange)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{error}.".replace("..", ".")) from error
+        raise InvalidRequest(f"{invalid(error).detail} `headgate queue show NAME` lists the fields of one.") from error
 
 
 def _camel(name: str) -> str:

@@ -13,10 +13,10 @@ from headgate.gateway import api, console
 from headgate.gateway.door import Door
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
-from headgate.gateway.settings import GatewaySettings
+from headgate.gateway.settings import AdminTokenMissing, GatewaySettings
 from headgate.gateway.tokens import Keyring, Tokens
 from headgate.kit.http import Mount, Operation
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store
 
 READY_SECONDS: Final = 1.0
@@ -25,12 +25,6 @@ SHORT_TOKEN: Final = 16
 Keeper = Callable[[], Coroutine[None, None, None]]
 
 log = structlog.get_logger()
-
-
-class AdminTokenMissing(HeadgateError):
-    """There is no admin token; set HEADGATE_ADMIN_TOKEN to a long random text, or run `headgate up`, which makes one."""
-
-    code = "admin_token_missing"
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Doc, Settings
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -29,6 +30,12 @@ LIMITS: dict[str, Limit] = {
     "gate": Limit(per_second=500, burst=5000),
     "unauthorized": Limit(per_second=10, burst=1000),
 }
+
+
+class AdminTokenMissing(HeadgateError):
+    """There is no admin token; set HEADGATE_ADMIN_TOKEN to a long random text, or run `headgate up`, which makes one."""
+
+    code = "admin_token_missing"
 
 
 class GatewaySettings(Settings, section="gateway"):
