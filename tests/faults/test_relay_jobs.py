@@ -101,3 +101,14 @@ async def test_results_are_forgotten_after_a_while(server: Topology, prefix: str
         relay.store.advance_clock(3_700_000)
         await relay.jobs.sweep("a")
         assert await relay.jobs.list("a") == []
+
+
+async def test_job_that_ends_does_not_use_up_the_hold(server: Topology, prefix: str) -> None:
+    """Whoever is the first to notice that the clock stepped, or that history was lost, holds for all."""
+    async with relay_on(server.url, prefix, sending=False) as relay:
+        await relay.upstreams.put("a", policy("http://127.0.0.1:1"))
+        id = await relay.jobs.submit("a", order())
+        relay.store.step_clock(3_600_000)
+        await relay.jobs.cancel(id)
+        figures, _, _ = await relay.upstreams.figures("a", "u1")
+        assert (figures.room, figures.held_ms > 500) == (0, True)

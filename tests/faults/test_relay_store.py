@@ -12,14 +12,20 @@ import anyio.to_thread
 import pytest
 
 from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.relay.jobs import Jobs
 from headgate.relay.judge import SlidingLog
+from headgate.relay.model import Kind, Limit, Outcome
+from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.settings import RelaySettings
+from headgate.relay.sweep import Sweep
 from tests.store.relay_world import Counting, Node, nodes, window
-from tests.topology import FaultyProxy, Standalone, Topology, eventually
+from tests.topology import FakeClock, FaultyProxy, Standalone, Topology, eventually
 from tests.topology.kind import synced
 from tests.topology.node import Node as Server
 
 Fresh = Callable[..., Topology]
 LIMIT, SECONDS = 5, 2.0
+LOST_SECONDS = 1.5  # the least hold after a loss
 LONG = 8.0  # longer than any failover: what was lost would be sent again too early
 
 
@@ -58,6 +64,73 @@ async def test_flush_while_a_window_is_full(fresh_server: Fresh, prefix: str) ->
             await eventually(partial(upstream.seen, arrivals))
             server.primaries()[0].command("FLUSHALL")
         await served(upstream, tasks)
+
+
+async def in_flight(relay: Node, count: int) -> bool:
+    return (await relay.upstreams.figures("a", "u1"))[0].in_flight == count
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_a_permit_about_to_be_used_outlives_a_flush(fresh_server: Fresh, prefix: str) -> None:
+    server = fresh_server()
+    async with nodes(server.url, prefix, 2) as (relay, other):
+        await relay.upstreams.put("a", window(LIMIT, SECONDS, timeout_seconds=20.0))
+        loop = asyncio.get_running_loop()
+        view = await relay.upstreams.get("a")
+        permits = [await relay.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5) for _ in range(2)]
+        permits[1].sending()
+        for _ in range(2):
+            server.primaries()[0].command("FLUSHALL")
+            await eventually(partial(in_flight, other, 2))
+        permits[0].give_back()
+        await eventually(partial(in_flight, other, 1))
+        permits[1].settle(Outcome.ENDED)
+        await eventually(partial(in_flight, other, 0))
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_answers_that_still_stream_outlive_a_flush(fresh_server: Fresh, prefix: str) -> None:
+    """Two at once are allowed and two are streaming: the store forgets it, and still nobody else is let through."""
+    server = fresh_server()
+    async with nodes(server.url, prefix, 2) as (relay, other):
+        both = (Limit(kind=Kind.CONCURRENT, count=2),)
+        await relay.upstreams.put("a", window(LIMIT, SECONDS, limits=both, timeout_seconds=20.0))
+        loop = asyncio.get_running_loop()
+        view = await other.upstreams.get("a")
+        permits = [await relay.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5) for _ in range(2)]
+        for permit in permits:
+            permit.sending()
+        told = permits[0].settle(Outcome.ANSWERED)
+        assert told is not None
+        await told
+        permits[1].settle(Outcome.ANSWERED)  # the store hears it only after the flush
+        server.primaries()[0].command("FLUSHALL")
+        third = asyncio.ensure_future(other.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 20))
+        done, _ = await asyncio.wait((third,), timeout=LOST_SECONDS + 1.0)
+        assert not done
+        permits[0].settle(Outcome.ENDED)
+        (await third).give_back()
+        permits[1].settle(Outcome.ENDED)
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_a_policy_comes_back_with_a_version_of_its_own_and_a_removed_one_stays_away(
+    fresh_server: Fresh, prefix: str
+) -> None:
+    server = fresh_server()
+    async with nodes(server.url, prefix, 2) as (relay, other):
+        for _ in range(3):
+            version = (await relay.upstreams.put("a", window(LIMIT, SECONDS))).version
+        await other.upstreams.get("a")
+        server.primaries()[0].command("FLUSHALL")
+        assert (await relay.upstreams.get("a", fresh=True)).version == version + 1
+        assert (await other.upstreams.get("a", fresh=True)).version == version + 1
+        await relay.upstreams.remove("a")
+        sweep = Sweep(relay.store, relay.upstreams, Jobs(relay.store, relay.upstreams, RelaySettings()))
+        assert await sweep.visit("a")
+        with pytest.raises(UpstreamUnknown):
+            await other.upstreams.get("a", fresh=True)
+        assert (await other.upstreams.put("a", window(LIMIT, SECONDS), expected="*")).version > version + 1
 
 
 @pytest.mark.topology("standalone", "redis")
@@ -127,6 +200,22 @@ async def test_clock_that_steps_by_an_hour(server: Topology, prefix: str, hours:
         await served(upstream, tasks)
         # 13 requests are three more windows; a step may cost one.
         assert loop.time() - stepped < 4 * (SECONDS + 0.3) + 3
+
+
+@pytest.mark.topology("standalone")
+async def test_clock_that_is_put_back_and_right_again(prefix: str) -> None:
+    """A relay that did not look meanwhile finds the time that it expects, and yet the window has not passed."""
+    clock = FakeClock()
+    with Standalone(environment=clock.environment) as server:
+        async with nodes(server.url, prefix, 3) as relays:
+            await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
+            upstream = strict(8)
+            for _ in range(3):
+                await asyncio.gather(*await flood(relays, upstream, LIMIT))
+                clock.step(server.node, -3600)
+                await relays[0].send("a", "u2", strict(9))  # by now the store has seen this time
+                clock.step(server.node, 3600)
+                await served(upstream, await flood(relays, upstream, LIMIT))
 
 
 @pytest.mark.topology("standalone", "redis")

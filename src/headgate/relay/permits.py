@@ -316,6 +316,7 @@ class Permits:
             reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process))
             if not reply[0]:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
+                self._hurry.set()  # and says then what we have in hand
                 return
             self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])

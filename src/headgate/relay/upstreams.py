@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, cast
 
 import msgspec
 import structlog
 
-from headgate.kit.problems import StoreUnavailable
+from headgate.kit.problems import OutcomeUnknown, StoreUnavailable
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
 from headgate.relay.problems import UpstreamUnknown
 from headgate.store import Index, Store, Thing, script
@@ -72,11 +73,10 @@ class Upstreams:
                 raise
             return known[0]
         document, version, gone = cast("list[bytes | None]", reply)
-        if document is None or version is None:
-            if known is None:
-                raise UpstreamUnknown(f"There is no upstream named {name}.")
-            return await self._restore(known[0])
-        if gone:
+        if version is None and known is not None:
+            await self._restore(known[0])
+            return await self.get(name, fresh=True)
+        if document is None or version is None or gone:
             self._known.pop(name, None)
             raise UpstreamUnknown(f"There is no upstream named {name}.")
         view = UpstreamView(name, int(version), _decode(document))
@@ -139,14 +139,12 @@ class Upstreams:
             busiest=tuple(busiest[:20]),
         )
 
-    async def _restore(self, view: UpstreamView) -> UpstreamView:
+    async def _restore(self, view: UpstreamView) -> None:
         """Bring back a policy that the store has lost; it begins on hold, as what else was lost is unknown."""
         log.warning("policy lost by the store, bringing it back", upstream=view.name)
         await self._index.put(self.thing(view.name), due_in_ms=1000)
-        version = await self._write(view.name, view.policy, "restore")
-        restored = UpstreamView(view.name, version, view.policy)
-        self._known[view.name] = (restored, self._loop.time())
-        return restored
+        with suppress(OutcomeUnknown):  # it is read again in any case: somebody else may have been faster
+            await self._write(view.name, view.policy, f"restore {view.version}")
 
     async def _write(self, name: str, policy: Upstream, expected: str) -> int:
         fields = [part for field, value in policy.rules().items() for part in (field, value)]

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
---- Unlink what is left of an upstream that was taken out of service and has no users or jobs any more.
+--- Unlink what is left of an upstream that was taken out of service and has no users or jobs any more. That it was taken out
+--- stays known: a relay that remembers it must not take it for lost, and its next version is none that was there before.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset)   4 turns (zset)   5 heads (hash)   6 users (zset)
 ---          7 flying (zset)   8 answered (zset)   9 opened (zset)   10 state (hash)   11 jobs (stream)
 ---          12 orders (hash)   13 ends (zset)   14 crowd (hash)
@@ -15,4 +16,7 @@ if saved[1] and not saved[2] or redis.call('EXISTS', users, orders) > 0 then
   return 0
 end
 redis.call('UNLINK', meta, policy, relays, turns, heads, users, flying, answered, opened, state, jobs, ends, crowd)
+if saved[1] then
+  redis.call('HSET', policy, 'version', saved[1], 'gone', '1')
+end
 return 1

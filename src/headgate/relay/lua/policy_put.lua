@@ -1,8 +1,8 @@
 #!lua
 --- Write an upstream's policy. One brought back from a process's memory means that history was lost: it begins on hold.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 events (channel)
---- ARGV     1 context   2 document   3 expected (a version, * for none yet, empty for any, restore)   4 hold_ms
----          5.. field, value
+--- ARGV     1 context   2 document   3 expected (a version, * for none yet, empty for any, restore and a version: lost)
+---          4 hold_ms   5.. field, value
 --- RETURNS  version
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: a version counts once
@@ -14,9 +14,11 @@ local context, document, expected, hold_ms = ARGV[1], ARGV[2], ARGV[3], tonumber
 local saved = read_policy(policy)
 local version = tonumber(saved.version or 0)
 local there = saved.version and not saved.gone
-if expected == 'restore' and saved.version then
+local lost = tonumber(string.match(expected, '^restore (%d+)$'))
+if lost and saved.version then
   return text_of(version)
 end
+version = lost or version
 local conflict = expected == '*' and there or tonumber(expected) and tonumber(expected) ~= (there and version or 0)
 if conflict then
   return redis.error_reply('VERSION_CONFLICT The upstream is at version ' .. text_of(version) .. '.')
@@ -27,7 +29,7 @@ redis.call('HSET', policy, 'document', document, 'version', text_of(version + 1)
 for i = 5, #ARGV, 2 do
   redis.call('HSET', policy, ARGV[i], ARGV[i + 1])
 end
-if expected == 'restore' then
+if lost then
   thing.hold = math.max(thing.hold, thing.now + math.max(hold_ms, LOST_MS))
 end
 close_thing(thing)
