@@ -91,6 +91,37 @@ async def test_whoever_hangs_up_leaves_the_line(gateway: Gateway, name: str) -> 
     await eventually(lambda: _waiting(gateway, name, 0))
 
 
+async def test_what_a_second_request_has_got_stays_when_the_first_hangs_up(gateway: Gateway, name: str) -> None:
+    """A client that heard nothing asks again in the same name; nobody takes the lock from it then."""
+    await acquire(gateway, name, holder="me")
+    first = asyncio.create_task(acquire(gateway, name, holder="you", waitSeconds=60))
+    await eventually(lambda: _waiting(gateway, name, 1))
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=gateway.client.headers, timeout=20) as later:
+        body = {"ttlSeconds": 10, "waitSeconds": 60, "holder": "you"}
+        second = asyncio.create_task(later.post(f"/lock/v1/{name}/acquire", json=body))
+        await eventually(lambda: _requests_waiting(gateway, 2))
+        await post(gateway, f"/lock/v1/{name}/release", holder="me")
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        body["waitSeconds"] = 0
+        third = await later.post(f"/lock/v1/{name}/acquire", json=body)
+        assert third.status_code == 200
+        for task in (first, second):
+            task.cancel()
+        await asyncio.wait({first, second})
+    await eventually(lambda: _requests_waiting(gateway, 0))
+    await asyncio.sleep(0.2)  # the one who hung up leaves what it has a moment later
+    renewed = await post(gateway, f"/lock/v1/{name}/renew", holder="you")
+    assert renewed.json()["fence"] == third.json()["fence"]
+
+
+async def test_a_holder_without_a_label_is_shown_by_its_tokens_name(gateway: Gateway, name: str) -> None:
+    await acquire(gateway, name, holder="me")
+    shown = (await gateway.client.get(f"/lock/v1/{name}")).json()
+    await post(gateway, f"/lock/v1/{name}/break")
+    broken_by = (await gateway.client.get(f"/lock/v1/{name}/history")).json()["events"][0]["by"]
+    assert shown["label"] == broken_by != ""
+
+
 async def test_an_operator_breaks_a_lock_and_it_is_written_down(gateway: Gateway, name: str) -> None:
     made = await acquire(gateway, name, holder="me")
     other = await post(gateway, f"/lock/v1/{name}/break", fence=made["fence"] - 1)
@@ -197,3 +228,11 @@ async def test_each_verb_needs_its_role(gateway: Gateway, name: str) -> None:
 
 async def _waiting(gateway: Gateway, name: str, count: int) -> bool:
     return bool((await gateway.client.get(f"/lock/v1/{name}")).json()["waiting"] == count)
+
+
+async def _requests_waiting(gateway: Gateway, count: int) -> bool:
+    """Tell whether so many requests stand in the lines of locks here, whatever their holders' names."""
+    text = (await gateway.client.get("/metrics")).text
+    return (
+        sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("headgate_lock_waiting")) == count
+    )

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import REGISTRY
 
-from headgate.locks import (
-    Locks,
-)
+from headgate.locks import Locks
 from headgate.store import StoreSettings, open_store
 from headgate.store.metrics import SCRIPT_SECONDS
 from tests.topology import Topology
+
+LONG_TTL = 60.0  # far longer than a test waits: only being told, or giving back, lets anybody go on in time
 
 
 @asynccontextmanager

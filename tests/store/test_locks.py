@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -24,12 +23,6 @@ from headgate.locks.sweep import sweep
 from headgate.store import Store
 from tests.store.lock_world import another, are_waiting, is_free, metric
 from tests.topology import Topology, eventually
-
-
-@pytest.fixture
-async def locks(store: Store) -> AsyncIterator[Locks]:
-    async with Locks(store) as made:
-        yield made
 
 
 async def test_a_lock_is_held_by_one_and_given_back(locks: Locks) -> None:

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
-import pytest
-
 from headgate.locks import LockHeld, Locks
-from headgate.store import Store, StoreSettings, open_store
 from tests.store.cancelling import inject
-from tests.topology import Topology, eventually
-
-LONG_TTL = 60.0  # far longer than the test waits: only giving back can free the lock in time
-
-
-@pytest.fixture
-async def locks(store: Store) -> AsyncIterator[Locks]:
-    async with Locks(store) as made:
-        yield made
-
-
-@pytest.fixture
-async def other(server: Topology, prefix: str) -> AsyncIterator[Locks]:
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, Locks(store) as made:
-        yield made
+from tests.store.lock_world import LONG_TTL, are_waiting, is_free
+from tests.topology import eventually
 
 
 async def test_an_uncontended_lock_is_never_left_behind(locks: Locks, other: Locks) -> None:
@@ -36,7 +19,7 @@ async def test_an_uncontended_lock_is_never_left_behind(locks: Locks, other: Loc
     async def check() -> None:
         async with other.lock("a", ttl=LONG_TTL, wait=3):
             pass
-        await eventually(lambda: _empty(other))
+        await eventually(lambda: is_free(other))
 
     assert await inject(work, check) >= 3
 
@@ -51,7 +34,7 @@ async def test_a_waiter_is_never_left_in_line(locks: Locks, other: Locks) -> Non
                 raise AssertionError("it is held by another")
 
     async def check() -> None:
-        await eventually(lambda: _waiting(other, 0))
+        await eventually(lambda: are_waiting(other, 0))
 
     assert await inject(work, check) >= 4
     await held.release()
@@ -64,7 +47,7 @@ async def test_a_waiter_who_is_called_and_cancelled_passes_the_turn_on(locks: Lo
         held = await other.lock("a", ttl=LONG_TTL).acquire()
 
         async def release_soon() -> None:
-            await eventually(lambda: _waiting(other, 1), seconds=0.2, every=0.005)
+            await eventually(lambda: are_waiting(other, 1), seconds=0.2, every=0.005)
             await held.release()
 
         async def release() -> None:
@@ -83,15 +66,6 @@ async def test_a_waiter_who_is_called_and_cancelled_passes_the_turn_on(locks: Lo
         await asyncio.gather(*release_tasks)
         async with other.lock("a", ttl=LONG_TTL, wait=3):
             pass
-        await eventually(lambda: _empty(other))
+        await eventually(lambda: is_free(other))
 
     assert await inject(work, check) >= 5
-
-
-async def _waiting(locks: Locks, count: int) -> bool:
-    return (await locks.show("a")).waiting == count
-
-
-async def _empty(locks: Locks) -> bool:
-    state = await locks.show("a")
-    return not state.held and not state.waiting

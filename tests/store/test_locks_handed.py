@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.locks import Held, Locks, NotHolder
-from headgate.store import Store, StoreSettings, open_store
+from headgate.store import StoreSettings, open_store
 from tests.store.cancelling import inject
-from tests.store.lock_world import another, are_waiting, asked, is_free
+from tests.store.lock_world import LONG_TTL, another, are_waiting, asked, is_free
 from tests.topology import FaultyProxy, Standalone, Topology, eventually
-
-LONG_TTL = 60.0  # far longer than the tests wait: only being told lets the heir go on in time
-
-
-@pytest.fixture
-async def locks(store: Store) -> AsyncIterator[Locks]:
-    async with Locks(store) as made:
-        yield made
 
 
 async def stand_in_line(locks: Locks, place: int = 1, ttl: float = LONG_TTL) -> asyncio.Task[Held]:

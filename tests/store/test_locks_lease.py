@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 import uvloop
@@ -21,12 +21,6 @@ from tests.store.lock_world import another, is_free, is_held
 from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 standalone_only = pytest.mark.topology("standalone")
-
-
-@pytest.fixture
-async def locks(store: Store) -> AsyncIterator[Locks]:
-    async with Locks(store) as made:
-        yield made
 
 
 async def test_a_held_lock_is_renewed_beyond_its_ttl(locks: Locks) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,15 +16,8 @@ from headgate.locks import (
     Locks,
 )
 from headgate.locks.line import Waiter
-from headgate.store import Store
 from tests.store.lock_world import another, are_waiting, asked, quiet, scripts
 from tests.topology import Topology, eventually
-
-
-@pytest.fixture
-async def locks(store: Store) -> AsyncIterator[Locks]:
-    async with Locks(store) as made:
-        yield made
 
 
 async def test_a_wait_that_is_too_short_leaves_nothing_behind(locks: Locks) -> None:

@@ -135,7 +135,7 @@ class LockMachine(RuleBasedStateMachine):
         reply = cast(
             "list[Any]",
             self.run(
-                self.store.run(ACQUIRE, self.lock, holder, holder[0], TTL_MS, delay, GRACE_MS, join, place, "", 0)
+                self.store.run(ACQUIRE, self.lock, holder, holder[0], TTL_MS, delay, GRACE_MS, join, place, "", 0, "-")
             ),
         )
         assert bool(reply[0]) == expected
@@ -195,7 +195,7 @@ class LockMachine(RuleBasedStateMachine):
         assert self._release(holder, "")[0] == self.model.leave(holder)
 
     def _release(self, holder: str, nonce: str) -> list[Any]:
-        return cast("list[Any]", self.run(self.store.run(RELEASE, self.lock, holder, nonce, holder[0], 0)))
+        return cast("list[Any]", self.run(self.store.run(RELEASE, self.lock, holder, nonce, holder[0], 0, "-")))
 
     @rule(seconds=st.sampled_from([1, 2, 4, 11]))
     def pass_time(self, seconds: int) -> None:

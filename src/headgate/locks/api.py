@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.kit.http import EVENTS, Access, Call, Operation, Stream, Wire, event
-from headgate.kit.ids import display_text
+from headgate.kit.ids import display_text, new_ulid
 from headgate.kit.problems import NotFound
 from headgate.locks.guard import MOST_FENCE, FencedValue
 from headgate.locks.lock import Locks
@@ -29,6 +29,7 @@ from headgate.locks.model import (
 )
 
 LONGEST_WAIT: Final = 300
+MOST_LABEL: Final = 64
 MOST_BODY: Final = 4_194_304
 Holder = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["worker-7"])]
 Fence = Annotated[int, Meta(ge=1, le=MOST_FENCE)]
@@ -41,7 +42,9 @@ class AcquireRequest(Wire):
     wait_seconds: Annotated[float, Meta(ge=0, le=LONGEST_WAIT)] = 0
     holder: Holder | None = None
     delay_seconds: Annotated[float, Meta(ge=0, le=LONGEST_DELAY)] = 0
-    label: Annotated[str, Meta(max_length=64)] = ""
+    label: Annotated[
+        str, Meta(max_length=MOST_LABEL, description="who holds it, for people; the token's name unless given")
+    ] = ""
     replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
 
 
@@ -156,8 +159,10 @@ class _Api:
             body.ttl_seconds,
             body.wait_seconds,
             body.delay_seconds,
-            body.label,
+            body.label or call.caller.name[:MOST_LABEL],
             replicas=body.replicas,
+            # A client that heard nothing asks again in the same name; that we notice late does not take it from it.
+            request=new_ulid() if body.holder is not None else "-",
         )
         granting = self._locks.grant(want, holder)
         # Whoever hangs up leaves the line.

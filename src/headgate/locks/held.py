@@ -104,9 +104,7 @@ class Held:
 
     def check(self) -> None:
         """Raise LockLost if the lock was lost or its end has passed, even if nobody could say so yet."""
-        # Not the loop's time: some loops read the clock only between two callbacks, and this one may have blocked.
-        if not self._ended and not self.lost.is_set() and monotonic() >= self.lost_at:
-            self.lose("not renewed in time")
+        self._look()
         if self.lost.is_set():
             raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
         if self._ended:
@@ -116,8 +114,10 @@ class Held:
         self._task = asyncio.current_task()
         if self._task is not None:
             self._cancelling = self._task.cancelling()
+        self._look()  # the answer may have come too late
         if self.lost.is_set():
             self._end()
+            self._keeper.leave(self.grant)
             raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
         return self
 
@@ -125,8 +125,7 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
-        if not self._ended and monotonic() >= self.lost_at:
-            self.lose("not renewed in time")
+        self._look()
         if self.lost.is_set():
             self._end()
             self._keeper.leave(self.grant)
@@ -193,6 +192,12 @@ class Held:
         # A holder who finds it out itself is told by the exception; a cancellation would hit it later, outside the block.
         if self._task is not None and self._task is not _running_task():
             self._cancelled = self._task.cancel()
+
+    def _look(self) -> None:
+        """Lose the lock if its end has passed and nobody could say so yet."""
+        # Not the loop's time: some loops read the clock only between two callbacks, and this one may have blocked.
+        if self._active() and monotonic() >= self.lost_at:
+            self.lose("not renewed in time")
 
     def _active(self) -> bool:
         return not self._ended and not self.lost.is_set()

@@ -47,7 +47,7 @@ class Line:
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
         self._waiters: list[Waiter] = []
-        self._by_holder: dict[str, Waiter] = {}
+        self._by_holder: dict[str, list[Waiter]] = {}  # a client may ask more than once in one name
         self._attending = 0
         self._missed = False
         self._opens_at = self._loop.time()
@@ -74,7 +74,7 @@ class Line:
     def add(self, waiter: Waiter) -> None:
         """Put one in line by its place."""
         insort(self._waiters, waiter)
-        self._by_holder[waiter.holder] = waiter
+        self._by_holder.setdefault(waiter.holder, []).append(waiter)
         metrics.WAITING.inc()
         if self._missed:
             self._missed = False
@@ -84,7 +84,10 @@ class Line:
     def remove(self, waiter: Waiter) -> None:
         """Take one out of the line."""
         self._waiters.remove(waiter)
-        del self._by_holder[waiter.holder]
+        same = self._by_holder[waiter.holder]
+        same.remove(waiter)
+        if not same:
+            del self._by_holder[waiter.holder]
         metrics.WAITING.dec()
         self._arm()
 
@@ -94,8 +97,7 @@ class Line:
 
     def hand(self, holder: str, fence: int, sent: float) -> None:
         """Tell one that a release of this process, sent at that time, gave it the lock; with fence 0, that it should ask."""
-        waiter = self._by_holder.get(holder)
-        if waiter is not None:
+        for waiter in self._by_holder.get(holder, ()):
             waiter.fence, waiter.sent = fence, sent
             waiter.called.set()
 
@@ -133,15 +135,13 @@ class Line:
                 self.learn(int(as_of), int(rest[0]) / 1000)
 
     def _on_free(self, as_of: int, head: str, runner_up: str) -> None:
-        called = self._by_holder.get(head)
-        if called is not None:
-            called.ahead = 0
-            called.called.set()
-        second = self._by_holder.get(runner_up)
-        if second is not None:
-            second.ahead = 1
+        for waiter in self._by_holder.get(head, ()):
+            waiter.ahead = 0
+            waiter.called.set()
+        for waiter in self._by_holder.get(runner_up, ()):
+            waiter.ahead = 1
         first = self._waiters[0] if self._waiters else None
-        if first is not None and first is not called:
+        if first is not None and first.holder != head:
             first.ahead = max(first.ahead, 1)
         self.learn(as_of, 0.0)
 

@@ -46,6 +46,7 @@ AGAIN_SECONDS: Final = 0.1
 ACK_SHARE: Final = 0.3
 NONCE_LETTERS: Final = 9
 MOST_NOTED: Final = 100_000
+LIST_AGAIN_SECONDS: Final = 1.0
 
 log = structlog.get_logger()
 
@@ -73,6 +74,7 @@ class Locks(LockSource):
         self._grace_ms = self.settings.grace_ms
         self._lines: dict[Thing, Line] = {}
         self._noted: dict[Thing, float] = {}
+        self._unlisted: set[Thing] = set()
         self._dismissed = False
         self._loop = asyncio.get_running_loop()
 
@@ -164,6 +166,7 @@ class Locks(LockSource):
             former,
             want.label,
             int(want.announced),
+            want.request,
         )
         if want.replicas:
             reply = await self._ask_replicated(thing, want, holder, arguments)
@@ -234,11 +237,9 @@ class Locks(LockSource):
         sent = self._loop.time()
         # What was asked for by the second connection is given up by it too, so that it comes after it.
         aside = want.replicas > 0 and not nonce
-        announce = int(want.announced)
-        reply = cast(
-            "list[int | bytes]",
-            await self.store.run(RELEASE, thing, holder, nonce, self.names.owner, announce, aside=aside),
-        )
+        request = "-" if nonce else want.request
+        arguments = (holder, nonce, self.names.owner, int(want.announced), request)
+        reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, aside=aside))
         line = self._lines.get(thing) if len(reply) > 1 else None
         if line is None:
             return
@@ -317,15 +318,34 @@ class Locks(LockSource):
         now = self._loop.time()
         if self._noted.get(thing, 0.0) > now:
             return
-        keep = self.settings.keep_seconds
         if len(self._noted) >= MOST_NOTED:
             self._noted.clear()
-        try:
-            await self.index.put(thing, due_in_ms=keep * 1000)
-        except HeadgateError as error:
-            log.debug("lock not listed", lock=thing.name, error=str(error))  # the list lives in another slot
-            return
-        self._noted[thing] = now + keep / 2
+        if not self._unlisted:
+            try:
+                await self._list_one(thing)
+            except HeadgateError as error:
+                # The list lives in another slot, maybe on another node: nobody waits for it while it is away.
+                log.warning("locks not listed", error=str(error))
+                if not self._unlisted:
+                    self.beside(self._list_rest())
+                self._unlisted.add(thing)
+        else:
+            self._unlisted.add(thing)
+        self._noted[thing] = now + self.settings.keep_seconds / 2
+
+    async def _list_one(self, thing: Thing) -> None:
+        await self.index.put(thing, due_in_ms=self.settings.keep_seconds * 1000)
+
+    async def _list_rest(self) -> None:
+        """Enter what could not be entered before, once it can be."""
+        await asyncio.sleep(LIST_AGAIN_SECONDS)
+        while self._unlisted:
+            thing = next(iter(self._unlisted))
+            try:
+                await self._list_one(thing)
+                self._unlisted.discard(thing)
+            except HeadgateError:
+                await asyncio.sleep(LIST_AGAIN_SECONDS)
 
 
 def _is_given(reply: Reply) -> bool:

@@ -72,6 +72,8 @@ class Want(msgspec.Struct, frozen=True):
     renew: bool = True
     replicas: int = 0
     """How many replicas must have it before it is held."""
+    request: str = "-"
+    """Tells this one from others in the same holder's name, where clients choose it; what a later one asked for is left alone."""
 
     def __post_init__(self) -> None:
         thing_name(self.namespace, "namespace")

@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks import metrics
 from headgate.locks.held import Held
 from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockState, Names, Want
@@ -31,6 +31,7 @@ class LockSource(ABC):
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
         self._closed = False
 
     def lock(
@@ -64,7 +65,11 @@ class LockSource(ABC):
         began = loop.time()
         outcome = metrics.FAILED
         try:
+            self._refuse_when_closing()
             grant = await self.grant(want, self.names.next())
+            if self._closing:
+                self.leave(grant)  # nobody would look after it
+                self._refuse_when_closing()
             outcome = metrics.ACQUIRED
         except LockHeld:
             outcome = metrics.REFUSED
@@ -75,6 +80,10 @@ class LockSource(ABC):
         self._holdings[key] = held
         self._keys[held] = key
         return held
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise StoreUnavailable("The client was closed.")
 
     @abstractmethod
     async def grant(self, want: Want, holder: str) -> Grant:
@@ -159,6 +168,7 @@ class LockSource(ABC):
 
     async def close(self) -> None:
         """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
+        self._closing = True
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
@@ -178,7 +188,7 @@ class Lock:
     def __init__(self, source: LockSource, want: Want) -> None:
         self.want = want
         self._source = source
-        self._entered: dict[asyncio.Task[object] | None, Held] = {}
+        self._entered: dict[asyncio.Task[object] | None, list[Held]] = {}
 
     async def acquire(self, taker: object = None) -> Held:
         """Take the lock and give what is held; the caller gives it back. Its block is cancelled only inside `async with held`."""
@@ -197,18 +207,20 @@ class Lock:
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
-        task = asyncio.current_task()
-        self._entered[task] = held
-        try:
-            return await held.__aenter__()
-        except BaseException:
-            del self._entered[task]
-            raise
+        await held.__aenter__()
+        # Whoever lost it may take it again inside the block that it was lost in.
+        self._entered.setdefault(asyncio.current_task(), []).append(held)
+        return held
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._entered.pop(asyncio.current_task()).__aexit__(kind, error, trace)
+        task = asyncio.current_task()
+        entered = self._entered[task]
+        held = entered.pop()
+        if not entered:
+            del self._entered[task]
+        await held.__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Hold the lock around every call of a coroutine function."""

@@ -5,6 +5,7 @@
 --- ARGV     1 context   2 holder   3 owner (the process that waits)   4 ttl_ms   5 delay_ms   6 grace_ms
 ---          7 join (0: only try, 1: wait in line, 2: and be given it by a release of its own process)
 ---          8 former (the place it had before, 0: none)   9 label   10 announce
+---          11 request (names this one among several in the same holder's name, -: there is but one)
 --- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now,
 ---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
@@ -12,7 +13,7 @@
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
-local joins, handed = join ~= '0', join == '2'
+local joins, handed, request = join ~= '0', join == '2', ARGV[11]
 local MOST_PASSED = 1000
 
 local saved = read_lock(meta)
@@ -26,6 +27,9 @@ if saved[9] == '' and not announce then
     if tonumber(saved[12]) ~= ttl_ms or tonumber(saved[13]) ~= delay_ms or saved[16] ~= label or saved[15] == '1' then
       redis.call('HSET', meta, 'ttl', ttl_ms, 'delay', delay_ms, 'label', label, 'recalled', '')
     end
+    if request ~= '-' then
+      redis.call('HSET', meta, 'request', request)
+    end
     return {1, fence, now}
   end
 end
@@ -34,7 +38,7 @@ end
 local lock = open_lock(meta, context, saved)
 local now = text_of(lock.now)
 if lock.held and lock.holder == holder then
-  close_thing(lock, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms)
+  close_thing(lock, 'ends', text_of(lock.now + ttl_ms), 'ttl', ttl_ms, 'request', request)
   return {1, lock.fence, now}
 end
 
@@ -46,9 +50,11 @@ local newcomer = not place and former == '0'
 local passed_over = (joins and not place and not newcomer) and 1 or 0
 if joins and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
-  local terms = handed and terms_of(ttl_ms, delay_ms, label) or ''
-  join_line(line, waiters, owners, holder, place, owner, terms)
+  join_line(line, waiters, owners, holder, place, owner, terms_of(request, handed, ttl_ms, delay_ms, label))
   waiting = waiting + 1
+elseif joins and place and request ~= '-' then
+  local whose = owner_of(waiters, holder) or owner
+  redis.call('HSET', waiters, holder, whose .. terms_of(request, handed, ttl_ms, delay_ms, label))
 end
 
 -- Each process ahead has one grace to answer a call; all waiters of a dead process are passed over together.
@@ -83,7 +89,7 @@ end
 if place then
   gone = gone + leave_line(line, waiters, owners, holder)
 end
-local fence = give_lock(lock, holder, ttl_ms, delay_ms, label)
+local fence = give_lock(lock, holder, ttl_ms, delay_ms, label, 'request', request)
 if waiting > gone or announce then
   tell_taken(lock, events, ttl_ms + delay_ms, place or fence)
 end

@@ -4,6 +4,7 @@
 ---          4 owners (hash owner -> waiters)   5 events (stream)
 --- ARGV     1 context   2 holder   3 nonce (names this call; empty: leave whatever it has, and refuse nothing)
 ---          4 owner (the process that gives it back)   5 announce
+---          6 request (leave nothing that another request in this name has asked for since, -: whatever)
 --- RETURNS  1 if it held the lock, 2 if it was in line, 0 if neither; if it has given it to another of this process also
 ---          that holder, and unless it was given long ago its fence, now, ms until it opens
 --- REFUSES  NOT_HOLDER
@@ -11,11 +12,12 @@
 --@include calm
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
+local request = ARGV[6]
 local REMEMBERED_BYTES = 150
 
 local saved = read_lock(meta)
 local released = nonce .. ' ' .. string.sub(saved[17] or '', 1, REMEMBERED_BYTES)
-if saved[9] == holder and not announce then
+if saved[9] == holder and not announce and request == '-' then
   local raw, raw_us = server_time()
   local time = calm_time(saved, context, raw, raw_us)
   if time and time < tonumber(saved[11]) and redis.call('ZCARD', line) == 0 then
@@ -27,11 +29,18 @@ end
 --@include lease
 --@include line
 local lock = open_lock(meta, context, saved)
-if lock.held and lock.holder == holder then
+local mine = lock.held and lock.holder == holder
+if request ~= '-' then
+  local last = mine and redis.call('HGET', meta, 'request') or request_of(waiters, holder)
+  if last ~= request then
+    return {0}
+  end
+end
+if mine then
   local heir, place = unpack(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES'))
-  local ttl_ms, delay_ms, label
+  local ttl_ms, delay_ms, label, asked
   if heir and nonce ~= '' then
-    ttl_ms, delay_ms, label = read_terms(waiters, heir, owner)
+    ttl_ms, delay_ms, label, asked = read_terms(waiters, heir, owner)
   end
   if not ttl_ms then
     close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
@@ -39,7 +48,8 @@ if lock.held and lock.holder == holder then
     return {1}
   end
   leave_line(line, waiters, owners, heir)
-  local fence = give_lock(lock, heir, ttl_ms, delay_ms, label, 'released', released, 'giver', holder)
+  local fence = give_lock(lock, heir, ttl_ms, delay_ms, label, 'released', released, 'giver', holder,
+    'request', asked)
   -- Those of this process know it from the answer.
   if announce or redis.call('HLEN', owners) > redis.call('HEXISTS', owners, owner) then
     tell_taken(lock, events, ttl_ms + delay_ms, text_of(tonumber(place)))

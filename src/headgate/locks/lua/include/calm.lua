@@ -9,14 +9,15 @@ local function read_lock(meta)
     'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label', 'released')
 end
 
---- Give the lock's time and the microseconds for its numbers, or nothing if the clock must look closer.
+--- Give the lock's time and the microseconds for its numbers, or nothing if the clock must look closer. While it holds (a
+--- lease that ended may not end), nothing changes for a lock that is free or a lease that lasts.
 local function calm_time(saved, context, raw, raw_us)
   local replid, expected, step = string.match(context, '^(%S+) (%d+) (%d+)$')
   if saved[1] ~= replid or math.abs(raw - expected) > 5000 or tonumber(step) > tonumber(saved[7]) then
     return nil
   end
-  local passed, now = raw - saved[2], raw + saved[3]
-  if passed >= 0 and passed <= 5000 and now >= tonumber(saved[6]) then
-    return now, raw_us + saved[3] * 1000
+  local passed = raw - saved[2]
+  if passed >= 0 and passed <= 5000 then
+    return raw + saved[3], raw_us + saved[3] * 1000
   end
 end

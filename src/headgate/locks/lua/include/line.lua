@@ -1,15 +1,23 @@
---- The line in front of a lock: who waits (by place), for which process each waits and on which terms, and how many each
---- process has. Who has terms may be given the lock by a release of its own process.
+--- The line in front of a lock: who waits (by place), for which process, in which request and on which terms each waits, and
+--- how many each process has. Who has terms may be given the lock by a release of its own process.
 --@include hint
 --@include emit
 --@include text_of
 local KEPT_EVENTS = 100
 
+local function owner_of(waiters, holder)
+  return string.match(redis.call('HGET', waiters, holder) or '', '^%S+')
+end
+
+local function request_of(waiters, holder)
+  return string.match(redis.call('HGET', waiters, holder) or '', '^%S+ (%S+)')
+end
+
 local function leave_line(line, waiters, owners, holder)
   if redis.call('ZREM', line, holder) == 0 then
     return 0
   end
-  local owner = string.match(redis.call('HGET', waiters, holder) or '', '^%S+')
+  local owner = owner_of(waiters, holder)
   redis.call('HDEL', waiters, holder)
   if owner and redis.call('HINCRBY', owners, owner, -1) <= 0 then
     redis.call('HDEL', owners, owner)
@@ -23,16 +31,16 @@ local function join_line(line, waiters, owners, holder, place, owner, terms)
   redis.call('HINCRBY', owners, owner, 1)
 end
 
---- Write down on which terms a waiter would take the lock, and read them again: ttl_ms, delay_ms, label, or nothing.
-local function terms_of(ttl_ms, delay_ms, label)
-  return string.format(' %.0f %.0f %s', ttl_ms, delay_ms, label)
+--- Write down on which terms a waiter would take the lock, and read them again: ttl_ms, delay_ms, label, request, or nothing.
+local function terms_of(request, handed, ttl_ms, delay_ms, label)
+  return ' ' .. request .. (handed and string.format(' %.0f %.0f %s', ttl_ms, delay_ms, label) or '')
 end
 
 local function read_terms(waiters, holder, owner)
-  local whose, ttl_ms, delay_ms, label =
-    string.match(redis.call('HGET', waiters, holder) or '', '^(%S+) (%d+) (%d+) (.*)$')
+  local whose, request, ttl_ms, delay_ms, label =
+    string.match(redis.call('HGET', waiters, holder) or '', '^(%S+) (%S+) (%d+) (%d+) (.*)$')
   if whose == owner then
-    return tonumber(ttl_ms), tonumber(delay_ms), label
+    return tonumber(ttl_ms), tonumber(delay_ms), label, request
   end
 end
 
