@@ -288,3 +288,32 @@ async def test_a_store_that_is_down_answers_from_memory_and_comes_back(fresh_ser
             return [each.instance_id for each in found] == ["a"] and not found.stale
 
         await eventually(fresh, 20)
+
+
+@pytest.mark.topology("standalone")
+async def test_whoever_looks_at_a_frozen_store_waits_for_one_deadline_not_for_two(fresh_server: Start) -> None:
+    server = fresh_server()
+    async with open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=1000)) as store:
+        registry = Registry(store)
+        await registry.register(NS, Record(type="game", group="g", instance_id="a"))
+        server.primaries()[0].pause()
+
+        async def look() -> float:
+            begun = monotonic()
+            with pytest.raises(StoreUnavailable):
+                await names(registry)
+            return monotonic() - begun
+
+        first = asyncio.ensure_future(look())
+        await asyncio.sleep(0.1)
+        later = [asyncio.ensure_future(look()) for _ in range(20)]
+        waited = [await each for each in (first, *later)]
+        server.primaries()[0].resume()
+        assert max(waited) < 1.8, waited
+
+        async def back() -> bool:
+            with suppress(StoreUnavailable):
+                return await names(registry) == ["a"]
+            return False
+
+        await eventually(back, 10)

@@ -330,3 +330,19 @@ async def test_a_user_without_a_name_may_publish(
         except HeadgateError as error:  # pragma: no cover
             pytest.fail(str(error))
         assert (await hg.config.get(namespace, "a")).updated_by.startswith("user-")
+
+
+async def test_a_listener_that_fails_shows_no_secret_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    failed = asyncio.Event()
+
+    async def raising(value: str) -> None:
+        failed.set()
+        raise RuntimeError("a listener's own mistake")
+
+    listening = Listening(raising, lambda value: value)
+    listening.tell("hush")
+    await failed.wait()
+    await listening.stop()
+    logged = capfd.readouterr().out
+    assert "own mistake" in logged
+    assert "hush" not in logged

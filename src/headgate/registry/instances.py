@@ -16,6 +16,7 @@ from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter, Literal
+from headgate.registry.looks import Looks
 from headgate.registry.model import (
     Beat,
     Instance,
@@ -29,7 +30,7 @@ from headgate.registry.model import (
     check_json,
 )  # fmt: skip
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import NOTHING, Known, Look, kept, read_look
+from headgate.registry.views import Look, kept
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.feed import Feed, Snapshot
@@ -39,18 +40,14 @@ HEARTBEAT = script(__package__, "heartbeat")
 REMOVE = script(__package__, "remove")
 OVERRIDE = script(__package__, "override")
 PROTECTION = script(__package__, "protection")
-DISCOVER = script(__package__, "discover")
 
 NOTE_SECONDS: Final = 20.0
 NOTE_ANEW_SECONDS: Final = 0.05
 SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
-KNOWN_SERVICES: Final = 256
 BEATS_AT_ONCE: Final = 250
 REGISTERS_AT_ONCE: Final = 32
-
-LookKey = tuple[Thing, bool | None, tuple[Filter, ...]]
 
 
 class Registry:
@@ -70,9 +67,9 @@ class Registry:
             open_watches=metrics.WATCHERS,
             lag=metrics.WATCH_LAG,
         )
-        beat_shared = (self.settings.lease_ms, self.settings.history)
-        self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
         settings = self.settings
+        beat_shared = (settings.lease_ms, settings.history)
+        self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
         register_shared = (
             settings.lease_ms,
             settings.history,
@@ -84,9 +81,7 @@ class Registry:
         self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
         self._things: dict[tuple[str, str, str], Thing] = {}
         self._noted: dict[Thing, float] = {}
-        self._known: dict[Thing, Known] = {}
-        self._looks: dict[LookKey, asyncio.Task[Look]] = {}
-        self._looking: dict[LookKey, asyncio.Task[Look]] = {}
+        self._looks = Looks(store, settings, self.feed.settle)
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
         """Name a service; both names are checked."""
@@ -204,61 +199,7 @@ class Registry:
 
     async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
         """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
-        key = (thing, healthy, tuple(filters))
-        waiting = self._looks.get(key)
-        if waiting is None:
-            waiting = self._looks[key] = self.store.errands.start(self._next_look(key))
-        return await asyncio.shield(waiting)
-
-    async def _next_look(self, key: LookKey) -> Look:
-        """Wait for the look that is on its way, if any, and then take one for all who have come meanwhile."""
-        under_way = self._looking.get(key)
-        if under_way is not None:
-            await asyncio.wait([under_way])
-        else:
-            await asyncio.sleep(0)
-        task = asyncio.current_task()
-        assert task is not None
-        self._looks.pop(key, None)
-        self._looking[key] = task
-        try:
-            return await self._look(*key)
-        finally:
-            if self._looking.get(key) is task:
-                del self._looking[key]
-
-    async def _look(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
-        words: list[Arg] = [part for filter_ in filters for part in filter_.arguments()]
-        whole = healthy is None and not filters
-        known = self._known.get(thing, NOTHING) if whole else NOTHING
-        choice = "" if healthy is None else int(healthy)
-        settings = self.settings
-        for _ in range(3):
-            reply = await self.store.run(
-                DISCOVER,
-                thing,
-                settings.lease_ms,
-                settings.protect_from,
-                settings.protect_share,
-                choice,
-                known.shape,
-                known.figures,
-                *words,
-            )
-            look = read_look(reply, known)
-            if look.state != "uncertain":
-                break
-            await self.feed.settle(thing)
-        if whole and look.known is not known:
-            self._keep(thing, look.known)
-        return look
-
-    def _keep(self, thing: Thing, known: Known) -> None:
-        """Remember what was read, of the services that were looked at last."""
-        self._known.pop(thing, None)
-        self._known[thing] = known
-        while len(self._known) > KNOWN_SERVICES:
-            del self._known[next(iter(self._known))]
+        return await self._looks.take(thing, healthy, tuple(filters))
 
     async def discover(
         self,

@@ -143,8 +143,8 @@ class Config:
                                 position = happening.position
             except HeadgateError as error:
                 log.debug("config watch broke", namespace=namespace, error=str(error))
-            except Exception:  # whatever a stream may bring, the watch goes on
-                log.exception("a config watch failed", namespace=namespace)
+            except Exception as error:  # noqa: BLE001  # whatever a stream may bring, the watch goes on
+                log.warning("a config watch failed", namespace=namespace, error=repr(error))
             for lives in self._lives.get(namespace, {}).values():
                 for live in lives:
                     live.stale = True

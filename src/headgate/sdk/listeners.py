@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
@@ -56,8 +57,9 @@ class Listening(Generic[C]):
                     answer = await _in_thread(self.listener, change) if plain else self.listener(change)
                     if inspect.isawaitable(answer):
                         await answer
-                except Exception:  # whoever listens is not our code, and the others must go on
-                    log.exception("a listener failed")
+                except Exception:  # noqa: BLE001  # whoever listens is not our code, and the others must go on
+                    # Not as an exception: a log that shows what variables held would show a secret.
+                    log.error("a listener failed", traceback=traceback.format_exc())
 
 
 async def _in_thread(listener: Listener[C], change: C) -> object:

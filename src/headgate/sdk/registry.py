@@ -356,8 +356,8 @@ class Registry:
                         log.warning("watch refused", type=type_, group=group, error=str(error))
                         view.refused(error)
                         pause = LONGEST_PAUSE
-                except Exception:  # whatever a stream may bring, the watch goes on
-                    log.exception("a watch failed", type=type_, group=group)
+                except Exception as error:  # noqa: BLE001  # whatever a stream may bring, the watch goes on
+                    log.warning("a watch failed", type=type_, group=group, error=repr(error))
                 view.stale = True
                 # Jitter, so that a thousand clients do not come back in the same instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
