@@ -11,13 +11,13 @@ from prometheus_client import REGISTRY
 from headgate.locks import Locks
 from headgate.store import StoreSettings, open_store
 from headgate.store.metrics import SCRIPT_SECONDS
-from tests.topology import Topology
+from tests.topology import FaultyProxy, Topology
 
 LONG_TTL = 60.0  # far longer than a test waits: only being told, or giving back, lets anybody go on in time
 
 
 @asynccontextmanager
-async def another(server: Topology, prefix: str) -> AsyncIterator[Locks]:
+async def another(server: Topology | FaultyProxy, prefix: str) -> AsyncIterator[Locks]:
     """Locks on a connection of their own, as another process has them."""
     async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, Locks(store) as made:
         yield made

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.kit.problems import InvalidRequest
+from headgate.kit.problems import InvalidRequest, StoreUnavailable
 from headgate.locks import (
     AlreadyHeld,
     Election,
@@ -20,9 +20,9 @@ from headgate.locks import (
     NotHolder,
 )
 from headgate.locks.sweep import sweep
-from headgate.store import Store
-from tests.store.lock_world import another, are_waiting, is_free, metric
-from tests.topology import Topology, eventually
+from headgate.store import Store, StoreSettings, open_store
+from tests.store.lock_world import LONG_TTL, another, are_waiting, is_free, is_held, metric
+from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 
 async def test_a_lock_is_held_by_one_and_given_back(locks: Locks) -> None:
@@ -249,3 +249,46 @@ async def test_closing_tells_the_holder_and_frees_the_lock(server: Topology, pre
         held: Held = await other.lock("a", ttl=30).acquire()
     assert held.lost.is_set()
     assert not (await locks.show("a")).held
+
+
+@pytest.mark.topology("standalone")
+async def test_a_lock_whose_answer_comes_after_closing_is_given_back(
+    server: Standalone, prefix: str, locks: Locks
+) -> None:
+    async with FaultyProxy(server.node.port) as proxy:
+        async with another(proxy, prefix) as far:
+            await (await far.lock("a").acquire()).release()
+            proxy.delay(0.3)
+            asking = asyncio.create_task(far.lock("a", ttl=LONG_TTL).acquire())
+            await eventually(lambda: is_held(locks))
+            await far.close()
+            with pytest.raises(StoreUnavailable):
+                await asking
+            await eventually(lambda: is_free(locks))
+            proxy.heal()
+
+
+async def test_a_closed_client_takes_no_lock(locks: Locks, other: Locks) -> None:
+    await other.close()
+    with pytest.raises(StoreUnavailable):
+        await other.lock("a").acquire()
+    assert await is_free(locks)
+
+
+@pytest.mark.topology("standalone")
+async def test_a_list_that_is_away_delays_nobody_and_is_filled_later(server: Standalone, prefix: str) -> None:
+    rights = ["on", ">s3cret", "+@all", "&*", f"~{prefix}:lock:*"]
+    server.node.command("ACL", "SETUSER", "locker", *rights)
+    try:
+        url = server.url.replace("://", "://locker:s3cret@", 1)
+        async with open_store(StoreSettings(url=url, prefix=prefix)) as store, Locks(store) as locks:
+            for name in ("a", "b"):
+                await locks.lock(name, wait=0).acquire()
+            server.node.command("ACL", "SETUSER", "locker", "~*")
+            await eventually(lambda: _listed(locks, ["a", "b"]))
+    finally:
+        server.node.command("ACL", "DELUSER", "locker")
+
+
+async def _listed(locks: Locks, names: list[str]) -> bool:
+    return [state.name for state in await locks.list()] == names

@@ -173,3 +173,42 @@ async def test_an_acquisition_that_cannot_be_answered_is_given_back(server: Stan
                 await locks.lock("a", ttl=30).acquire()
             proxy.heal()
             await eventually(lambda: is_free(near))
+
+
+@standalone_only
+async def test_an_answer_that_comes_after_the_lease_opens_no_block(server: Standalone, prefix: str) -> None:
+    async with FaultyProxy(server.node.port) as proxy:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far, Locks(far) as locks:
+            async with locks.lock("a", ttl=0.3):
+                pass
+            proxy.delay(0.5)
+            entered = False
+            with pytest.raises(LockLost):
+                async with locks.lock("a", ttl=0.3):
+                    entered = True
+            assert not entered
+            proxy.heal()
+
+
+async def test_a_lock_may_be_given_back_and_taken_again_inside_its_block(locks: Locks) -> None:
+    lock = locks.lock("a", ttl=5)
+    async with lock as first:
+        await first.release()
+        assert await is_free(locks)
+        async with lock as second:
+            assert second.fence > first.grant.fence
+        with pytest.raises(NotHolder):
+            first.check()
+    assert await is_free(locks)
+
+
+async def test_a_lock_that_was_lost_may_be_taken_again_inside_its_block(locks: Locks) -> None:
+    lock = locks.lock("a", ttl=0.3)
+    with pytest.raises(LockLost):  # noqa: PT012 -- the block is what is tested
+        async with lock as first:
+            time.sleep(0.4)
+            with pytest.raises(LockLost):
+                first.check()
+            async with lock as second:
+                assert second.fence > first.grant.fence
+    assert await is_free(locks)

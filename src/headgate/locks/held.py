@@ -133,6 +133,8 @@ class Held:
             if kind is None or (ours and issubclass(kind, asyncio.CancelledError)):
                 raise LockLost(f"The lock {self.name} was lost: {self.reason}.") from error
             return
+        if self._ended:
+            return  # given back inside the block, and its caller told how that went
         try:
             await self.release()
         except NotHolder as refused:

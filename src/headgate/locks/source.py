@@ -6,6 +6,7 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
@@ -68,7 +69,9 @@ class LockSource(ABC):
             self._refuse_when_closing()
             grant = await self.grant(want, self.names.next())
             if self._closing:
-                self.leave(grant)  # nobody would look after it
+                # Nobody would look after it any more.
+                with suppress(HeadgateError):
+                    await self.give_up(want, grant.holder)
                 self._refuse_when_closing()
             outcome = metrics.ACQUIRED
         except LockHeld:
