@@ -259,6 +259,7 @@ async def test_a_lock_is_seen_and_broken(page: Page, place: Place, queue: str) -
         held = await admin.post(f"/lock/v1/{queue}/acquire", json={"ttlSeconds": 60})
         assert held.status_code == 200, held.text
         await page.goto(f"{place.gateway.url}/console#/locks")
+        await expect(page.get_by_role("row", name=queue).get_by_role("cell").nth(2)).to_have_text("admin")
         await page.get_by_role("row", name=queue).get_by_role("button", name="Break").click()
         await page.locator("dialog").get_by_role("textbox").fill(queue)
         await page.locator("dialog").get_by_role("button", name="Break").click()

@@ -25,7 +25,7 @@ export function locks(view, session) {
     fill(list, table([
       { title: 'Lock', value: (row) => h('code', {}, row.name) },
       { title: 'State', value: (row) => (row.held ? tag('held', 'good') : tag('free', 'plain')) },
-      { title: 'Holder', value: (row) => row.label || '–' },
+      { title: 'Holder', value: (row) => row.label || (row.held ? 'unnamed' : '–') },
       { title: 'Fence', number: true, value: (row) => h('code', {}, String(row.fence)) },
       { title: 'Held', number: true, value: (row) => (row.held ? `${number(row.heldMs / 1000)} s` : '–') },
       { title: 'Lease left', number: true, value: (row) => (row.held ? `${number(row.ttlMs / 1000)} s` : '–') },
