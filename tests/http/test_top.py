@@ -96,7 +96,7 @@ def test_a_wrong_token_is_one_sentence_and_exit_code_1(gateway_process: GatewayP
 
 
 class Terminal:
-    """A terminal of 80 columns in which a command runs."""
+    """A terminal in which a command runs."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
         self.process = process
@@ -126,9 +126,9 @@ class Terminal:
 
 
 @contextmanager
-def terminal(arguments: list[str], settings: dict[str, str], rows: int = 30) -> Iterator[Terminal]:
+def terminal(arguments: list[str], settings: dict[str, str], rows: int = 30, columns: int = 80) -> Iterator[Terminal]:
     screen, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     os.set_blocking(screen, False)
     process = subprocess.Popen(
         arguments, env=settings, stdin=side, stdout=side, stderr=subprocess.DEVNULL, start_new_session=True
@@ -188,3 +188,13 @@ def test_what_does_not_answer_stays_on_the_screen_as_it_last_was(
         wait_until(lambda: view.shows("as it last was"), 30, "the trouble is told")
         view.press(b"q")
         assert view.wait() == 0
+
+
+def test_a_narrow_terminal_shows_names_and_whole_words(gateway_process: GatewayProcess, namespace: str) -> None:
+    settings = environment(gateway_process)
+    with terminal(command("--namespace", namespace), settings, columns=40) as view:
+        wait_until(lambda: view.shows("main", "game/eu", "nightly", "waiting"), 30, "names are shown")
+        assert not view.shows("capacity"), "what does not fit is left out"
+    listing = [sys.executable, "-m", "headgate", "queue", "list", "--namespace", namespace]
+    with terminal(listing, settings, columns=40) as view:
+        wait_until(lambda: view.shows("main", "sessions", "capacity", "per second"), 30, "a row is a block of lines")

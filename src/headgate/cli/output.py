@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+_NARROW = 60
+_FEW_COLUMNS = 3
+
 
 def as_json(value: object) -> None:
     """Print data as one line of JSON."""
@@ -32,12 +35,30 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str =
     if not rows:
         line(empty)
         return
+    console = Console()
+    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    if len(columns) > _FEW_COLUMNS and console.width < _NARROW and sum(widths) + 2 * len(widths) - 2 > console.width:
+        _print_blocks(console, columns, rows)
+        return
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(cell) for cell in row))
-    Console().print(drawn)
+    console.print(drawn)
+
+
+def _print_blocks(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print each row as a block of lines, for a terminal in which a table would be cut to shreds."""
+    for number, (name, *cells) in enumerate(rows):
+        console.print(f"{chr(10) if number else ''}[bold]{escape(name)}[/]", soft_wrap=True)
+        drawn = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 1))
+        drawn.add_column(style="dim", no_wrap=True)
+        drawn.add_column(overflow="fold")
+        for column, cell in zip(columns[1:], cells, strict=True):
+            if cell:
+                drawn.add_row(column, escape(cell))
+        console.print(drawn)
 
 
 def stderr() -> Console:

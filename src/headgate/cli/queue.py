@@ -20,7 +20,7 @@ from headgate.gateway.reading import invalid
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk import Headgate
 from headgate.waiting_room import PolicyChange, QueueView
-from headgate.waiting_room.policy import Policy
+from headgate.waiting_room.policy import MANY_SEATS, Policy
 
 EVERY_SECONDS: Final = 1.0
 COLUMNS: Final = (
@@ -264,8 +264,9 @@ def _state(view: QueueView) -> str:
 
 def _row(view: QueueView) -> tuple[str, ...]:
     figures = view.figures
-    numbers = (view.waiting, view.away, view.holds, view.sessions, figures.capacity, view.admitted_total)
-    return (view.queue, _state(view), *(str(number) for number in numbers), f"{figures.rate_per_second:.2f}")
+    capacity = "∞" if sys.stdout.isatty() and figures.capacity >= MANY_SEATS else str(figures.capacity)
+    counts = (str(number) for number in (view.waiting, view.away, view.holds, view.sessions))
+    return (view.queue, _state(view), *counts, capacity, str(view.admitted_total), f"{figures.rate_per_second:.2f}")
 
 
 def _print(view: QueueView, *, json: bool) -> None:

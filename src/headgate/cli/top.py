@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -30,6 +30,7 @@ Namespace = Annotated[str, Parameter(name="--namespace", help="The namespace to 
 SHORTEST_SECONDS = 0.2
 _BAD = frozenset({"unhealthy", "suspect"})
 _HEAD_ROWS, _SECTION_ROWS, _FEWEST_ROWS = 3, 2, 1
+_NAME_WIDTH, _TEXT_WIDTH = 12, 24
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -127,7 +128,7 @@ def draw(standing: Standing, *, height: int | None = None, trouble: str = "") ->
     shown = [section for section in sections(standing) if section.rows]
     room = None if height is None else height - _HEAD_ROWS - len(standing.troubles) - _SECTION_ROWS * len(shown)
     for section, most in zip(shown, _share(room, [len(section.rows) for section in shown]), strict=True):
-        parts += [Text(), _table(section, most)]
+        parts += [Text(), _Fitted(section, most)]
     if not shown:
         parts += [Text(), Text("Nothing is registered, queued, relayed or locked yet.", style="dim")]
     parts += [Text(f"{name}: {words}", style="yellow") for name, words in standing.troubles.items()]
@@ -195,21 +196,40 @@ def _head(standing: Standing, trouble: str) -> Text:
     return head
 
 
-def _table(section: Section, most: int | None) -> Table:
+class _Fitted:
+    """A section as wide as the terminal: where it is narrow, the first columns are shown and the others left out."""
+
+    def __init__(self, section: Section, most: int | None) -> None:
+        self._section = section
+        self._most = most
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room, number = options.max_width - _NAME_WIDTH, 0
+        for at, column in enumerate(self._section.columns):
+            widest = max(len(column), *(min(len(row[at + 1]), _TEXT_WIDTH) for row in self._section.rows))
+            room -= widest + 2
+            if room < 0:
+                break
+            number += 1
+        yield _table(self._section, self._most, max(1, number))
+
+
+def _table(section: Section, most: int | None, number: int) -> Table:
+    columns = section.columns[:number]
     drawn = Table(box=None, pad_edge=False, header_style="bold cyan", expand=True)
-    drawn.add_column(section.name, overflow="ellipsis", no_wrap=True, ratio=1, min_width=12)
-    for column in section.columns:
+    drawn.add_column(section.name, overflow="ellipsis", no_wrap=True, ratio=1, min_width=_NAME_WIDTH)
+    for column in columns:
         plain = column in section.text
         drawn.add_column(
             column,
             justify="left" if plain else "right",
             overflow="ellipsis",
             no_wrap=True,
-            max_width=24 if plain else None,
+            max_width=_TEXT_WIDTH if plain else None,
         )
     shown = section.rows if most is None or len(section.rows) <= most else section.rows[: max(0, most - 1)]
     for name, *cells in shown:
-        marked = (_marked(cell, column) for cell, column in zip(cells, section.columns, strict=True))
+        marked = (_marked(cell, column) for cell, column in zip(cells, columns, strict=False))
         drawn.add_row(escape(name), *marked)
     if len(shown) < len(section.rows):
         drawn.add_row(f"… and {len(section.rows) - len(shown)} more", style="dim")
