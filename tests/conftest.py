@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from headgate.store import Store, StoreSettings, acl, open_store
+from tests.kinds import EVERY, LEAST_RIGHTS, chosen_kind, leave_out_other_kinds, new_store
+from tests.kinds import pytest_generate_tests as pytest_generate_tests
 from tests.processes import Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
 from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
@@ -31,15 +35,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--least-rights", action="store_true", help="connect as a user who has only the rights that doctor --acl prints"
     )
-    parser.addoption("--topology", choices=list(KINDS), default="standalone", help="the store that tests run on")
+    parser.addoption(
+        "--topology",
+        choices=[*KINDS, EVERY],
+        default="standalone",
+        help="the store that tests run on; every: each kind that matters to a test, and least rights",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Where tests are started in the background, SIGINT is ignored, and whatever they start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What a user has set for their own Headgate or their own way out is not for the tests.
+    for name in [name for name in os.environ if name.startswith("HEADGATE_") or name.lower().endswith("_proxy")]:
+        del os.environ[name]
+    # No peer of ours has a public certificate, and reading the system's takes longer than most requests: here are none.
+    os.environ.pop("SSL_CERT_FILE", None)
+    os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
     config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
     config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
+    config.addinivalue_line("markers", "quiet: measures, but mostly waits; only others of its kind run meanwhile")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -47,12 +63,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of another topology: they are not skipped, they do not belong to this run."""
-    chosen = config.getoption("--topology")
-    others = [item for item in items if (mark := item.get_closest_marker("topology")) and chosen not in mark.args]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+    leave_out_other_kinds(config, items)
     if hasattr(config, "workerinput"):
         arrange(items)
 
@@ -63,20 +74,31 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[Topology]:
+def servers() -> Iterator[Callable[[str], Topology]]:
+    """Give the running store of a kind, started when it is first asked for."""
+    with ExitStack() as started:
+        yield cache(lambda kind: started.enter_context(new_store(kind)))
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest, servers: Callable[[str], Topology]) -> Topology:
     """A running store of the chosen kind, shared by all tests: leave it as whole as you found it."""
-    with KINDS[request.config.getoption("--topology")]() as topology:
-        yield topology
+    return servers(chosen_kind(request.config))
 
 
 @pytest.fixture
-def fresh_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Topology]]:
+def kind_of_store(request: pytest.FixtureRequest) -> str:
+    """The kind of store that this test runs on."""
+    return str(getattr(request, "param", chosen_kind(request.config)))
+
+
+@pytest.fixture
+def fresh_server(kind_of_store: str) -> Iterator[Callable[..., Topology]]:
     """Start a store of one's own, to break: `fresh_server()` or `fresh_server(Sentinel(password=…))`."""
-    chosen = KINDS[request.config.getoption("--topology")]
     with ExitStack() as started:
 
         def start(topology: Topology | None = None) -> Topology:
-            return started.enter_context(topology or chosen())
+            return started.enter_context(topology or new_store(kind_of_store))
 
         yield start
 
@@ -88,11 +110,17 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def store_url(request: pytest.FixtureRequest, server: Topology, prefix: str) -> str:
+def store_url(request: pytest.FixtureRequest, server: Topology, kind_of_store: str, prefix: str) -> str:
     """Where the shared store is, for whoever the tests are run as."""
-    if not request.config.getoption("--least-rights"):
+    if kind_of_store != LEAST_RIGHTS and not request.config.getoption("--least-rights"):
         return server.url
-    return server.add_user(prefix, f"{acl.rules('worker', prefix)} {' '.join(f'+{name}' for name in OWN_COMMANDS)}")
+    return server.add_user(prefix, f"{_rights().format(prefix)} {' '.join(f'+{name}' for name in OWN_COMMANDS)}")
+
+
+@cache
+def _rights() -> str:
+    """Give the rules with a gap for the prefix; reading them out of all our files takes most of a second."""
+    return acl.rules("worker", "{0}")
 
 
 @pytest.fixture

@@ -1,27 +1,29 @@
-"""How tests run side by side: each worker process has a store and a gateway of its own, and some tests want the machine.
+"""How tests run side by side: each worker process has stores and a gateway of its own, and some tests want the machine.
 
 Any test may run in any worker, except that tests which share a fixture of their module stay together. A test marked
-`alone` measures how fast or how many: while it runs, no other does. That is a lock of readers and one writer between the
-workers, with a turnstile before it so that a writer is not passed by readers for ever.
+`alone` measures how fast or how many: while it runs, no other does. One marked `quiet` measures too, but mostly waits: it
+runs beside others of its kind. So there are two crowds, of which one at a time is let in, through a turnstile
+where everybody waits in turn.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests wait for processes, leases and clocks about as long as they compute.
-WORKERS_PER_CORE = 2
+# Tests wait for processes, leases and clocks twice as long as they compute.
+WORKERS_PER_CORE = 3
 
-# What takes longest begins first, so that the last minute is not one worker's alone.
-FOLDERS = ("http", "faults", "browser", "proxy", "store", "topology", "unit")
+# Files that stay together take longest; they begin in this part of the run, so that the last minute is not one worker's.
+EARLY = 0.6
 
 
 def workers(config: pytest.Config) -> int:
@@ -33,8 +35,15 @@ def workers(config: pytest.Config) -> int:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put first what runs alone, then slow folders."""
-    items.sort(key=lambda item: (not _alone(item), _turn(item.path)))
+    """Put first what measures; then mix the folders, for some mostly compute and others mostly wait."""
+    sizes = Counter(item.path.parent for item in items)
+    seen: Counter[Path] = Counter()
+    turns = {}
+    for item in items:
+        folder = item.path.parent
+        turns[item] = seen[folder] / sizes[folder] * (EARLY if _shares_a_fixture(item.path) else 1)
+        seen[folder] += 1
+    items.sort(key=lambda item: (not _alone(item), not _quiet(item), turns[item]))
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
@@ -56,10 +65,19 @@ def room(item: pytest.Item) -> Iterator[None]:
     if directory is None:
         yield
         return
-    with (directory / "turnstile").open("w") as turnstile, (directory / "room").open("w") as inside:
+    with ExitStack() as files:
+        turnstile, quiet, busy = (
+            files.enter_context((directory / name).open("w")) for name in ("turnstile", "quiet", "busy")
+        )
         fcntl.flock(turnstile, fcntl.LOCK_EX)
-        fcntl.flock(inside, fcntl.LOCK_EX if _alone(item) else fcntl.LOCK_SH)
-        if not _alone(item):
+        if _alone(item):
+            fcntl.flock(quiet, fcntl.LOCK_EX)
+            fcntl.flock(busy, fcntl.LOCK_EX)
+        else:
+            ours, theirs = (quiet, busy) if _quiet(item) else (busy, quiet)
+            fcntl.flock(theirs, fcntl.LOCK_EX)  # until the last of the others has left
+            fcntl.flock(ours, fcntl.LOCK_SH)
+            fcntl.flock(theirs, fcntl.LOCK_UN)
             fcntl.flock(turnstile, fcntl.LOCK_UN)
         yield
 
@@ -79,9 +97,8 @@ def _alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
-def _turn(path: Path) -> int:
-    folder = path.parent.name
-    return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+def _quiet(item: pytest.Item) -> bool:
+    return item.get_closest_marker("quiet") is not None
 
 
 @cache

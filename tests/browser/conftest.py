@@ -47,9 +47,17 @@ def place(server: Topology) -> Iterator[Place]:
             worker.wait(15)
 
 
-@pytest.fixture
-async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
+@pytest.fixture(scope="module")
+async def shared_browser(anyio_backend: str) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=need("chromium"), args=ARGUMENTS)
         yield opened
         await opened.close()
+
+
+@pytest.fixture
+async def browser(shared_browser: Browser) -> AsyncIterator[Browser]:
+    """A browser that remembers nobody: whatever a test opened is closed and forgotten."""
+    yield shared_browser
+    for context in list(shared_browser.contexts):
+        await context.close()

@@ -1,8 +1,8 @@
-"""Locks as the tests of this folder use them: ours, and those of another process."""
+"""The store that a test of this folder runs on, of its own kind; locks, ours and those of another process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -10,6 +10,12 @@ from headgate.locks import Locks
 from headgate.store import Store
 from tests.store.lock_world import another
 from tests.topology import Topology
+
+
+@pytest.fixture
+def server(servers: Callable[[str], Topology], kind_of_store: str) -> Topology:
+    """A running store of this test's kind, shared by all tests: leave it as whole as you found it."""
+    return servers(kind_of_store)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def a_seed() -> int:
     return random.SystemRandom().randrange(1_000_000)
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(three: list[Node]) -> None:
     await three[0].upstreams.put("a", window(10, 2.0))
     seed = a_seed()
@@ -86,7 +86,7 @@ async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(thr
     ],
     ids=["fixed window", "token bucket", "sliding counter", "log that counts refusals"],
 )
-@pytest.mark.alone
+@pytest.mark.quiet
 async def test_every_kind_of_upstream_is_spared_at_any_phase(
     three: list[Node], make: Callable[[float], Limiter], counter: Counter
 ) -> None:
