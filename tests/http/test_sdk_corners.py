@@ -80,6 +80,15 @@ async def test_a_listener_hears_what_was_known_before_it_came(hg: Headgate, make
         await eventually(lambda: [change.kind for change in told] == ["put", "removed"])
 
 
+async def test_a_client_may_be_closed_and_opened_again(make: Make) -> None:
+    client = make()
+    for number in range(2):
+        async with client as hg:
+            await hg.registry.register(type="game", group="g", instance_id=f"i{number}")
+            await hg.config.set(hg.namespace, "a", str(number))
+            assert len(await hg.registry.discover("game", "g")) == number + 1
+
+
 async def test_whoever_has_left_is_not_kept_because_another_group_is_new(hg: Headgate) -> None:
     for name in ("a", "b"):
         await hg.registry.register(type="game", group="g", instance_id=name)

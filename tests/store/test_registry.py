@@ -411,12 +411,12 @@ async def test_ten_thousand_comings_and_goings_leave_nothing(store: Store) -> No
     game = registry.service(NS, "game", "kr-1")
 
     async def come_and_go(number: int) -> None:
-        for turn in range(50):
+        for turn in range(250):
             name = f"i{number}-{turn}"
             await add(registry, name)
             await registry.remove(NS, "game", "kr-1", name)
 
-    await asyncio.gather(*(come_and_go(number) for number in range(200)))
+    await asyncio.gather(*(come_and_go(number) for number in range(40)))
     store.advance_clock(5000)
     await sweeper.step()
     assert (await registry.feed.read(game, 0)).what == "new"

@@ -74,8 +74,9 @@ def test_the_store_and_python_choose_alike(
             each for each in everyone
             if passes_all(each, parsed) and (healthy is None or each.available == healthy)
         ]  # fmt: skip
-        there = (await registry.discover("default", "game", "g", healthy=healthy, filters=parsed)).instances
-        assert sorted(each.instance_id for each in here) == sorted(each.instance_id for each in there)
+        for ask, who in ((Registry(store), "the store"), (registry, "what is known of the service")):
+            found = (await ask.discover("default", "game", "g", healthy=healthy, filters=parsed)).instances
+            assert sorted(each.instance_id for each in here) == sorted(each.instance_id for each in found), who
 
     async def main() -> None:
         from secrets import token_hex

@@ -87,7 +87,7 @@ def parse_filter(text: str) -> Filter:
 
 def passes_all(instance: Instance, filters: Iterable[Filter]) -> bool:
     """Say whether an instance passes every filter."""
-    return all(passes(_value(instance, filter_), filter_) for filter_ in filters)
+    return all(passes(value_of(instance, filter_), filter_) for filter_ in filters)
 
 
 def passes(value: object, filter_: Filter) -> bool:
@@ -124,7 +124,8 @@ def _equals(value: object, literal: Literal) -> bool:
     return isinstance(value, str) and value == literal.words
 
 
-def _value(instance: Instance, filter_: Filter) -> object:
+def value_of(instance: Instance, filter_: Filter) -> object:
+    """Give what a filter asks of an instance."""
     match filter_.part:
         case "metadata":
             return instance.metadata.get(filter_.key)

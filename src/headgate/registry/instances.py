@@ -15,7 +15,7 @@ from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
-from headgate.registry.filters import Filter, Literal
+from headgate.registry.filters import Filter
 from headgate.registry.looks import Looks
 from headgate.registry.model import (
     Beat,
@@ -30,7 +30,7 @@ from headgate.registry.model import (
     check_json,
 )  # fmt: skip
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import Look, kept
+from headgate.registry.views import Look, kept, read_view
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.feed import Feed, Snapshot
@@ -176,18 +176,10 @@ class Registry:
         """Set what an operator decides for an instance."""
         thing = self.service(namespace, type, group)
         words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
-        await self.store.run(
+        view = await self.store.run(
             OVERRIDE, thing, self.settings.lease_ms, self.settings.history, member_id(instance_id, "instanceId"), *words
         )
-        return await self.instance(namespace, type, group, instance_id)
-
-    async def instance(self, namespace: str, type: str, group: str, instance_id: str) -> Instance:
-        """Give one instance; raises UnknownInstance."""
-        filter_ = Filter("own", "instanceId", "==", (Literal(instance_id, None),))
-        look = await self.look(self.service(namespace, type, group), filters=[filter_])
-        if not look.instances:
-            raise UnknownInstance
-        return look.instances[0]
+        return read_view(cast("bytes", view))
 
     async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
         """Switch a service's mass-expiry protection to auto or off."""

@@ -26,12 +26,26 @@ class Looks:
         self._settings = settings
         self._settle = settle
         self._known: dict[Thing, Known] = {}
+        self._asked: dict[Thing, None] = {}
         self._waiting: dict[Key, asyncio.Task[Look]] = {}
         self._under_way: dict[Key, asyncio.Task[Look]] = {}
 
     async def take(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
-        """See a service at one moment."""
-        key = (thing, healthy, filters)
+        """See a service at one moment, or those in it who pass.
+
+        The store chooses for whoever asks once. Who asks again keeps what is there in mind and chooses for itself: that costs
+        the store a fraction, since only what has changed is read.
+        """
+        if healthy is None and not filters:
+            return await self._take((thing, None, ()))
+        if thing in self._known or thing in self._asked:
+            return (await self._take((thing, None, ()))).chosen(healthy, filters)
+        self._asked[thing] = None
+        while len(self._asked) > KNOWN_SERVICES:
+            del self._asked[next(iter(self._asked))]
+        return await self._take((thing, healthy, filters))
+
+    async def _take(self, key: Key) -> Look:
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = self._store.errands.start(self._next(key))

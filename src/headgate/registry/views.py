@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 
+from headgate.registry.filters import Filter, passes, value_of
 from headgate.registry.model import (
     Check,
     Instance,
@@ -74,41 +75,49 @@ class Shape:
     """What of an instance changes only with its registration, an override or its health."""
 
     __slots__ = (
-        "check",
-        "ephemeral",
-        "metadata",
-        "override",
-        "prefix",
-        "record",
-        "registration",
-        "sound",
-        "state",
-        "ttl_ms",
-    )
+        "check", "decided", "draining", "enabled", "ephemeral", "metadata", "prefix", "record", "registration", "sound",
+        "ttl_ms", "weight",
+    )  # fmt: skip
 
     def __init__(self, record: Kept, metadata: Json, state: str, override: str, check: Check | None) -> None:
-        self.record, self.metadata, self.state, self.override, self.check = record, metadata, state, override, check
+        self.record, self.metadata, self.check = record, metadata, check
         registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
         self.registration, self.ttl_ms, self.ephemeral = int(registration), int(ttl_ms), ephemeral == "1"
         self.sound = reported == "1" and checked == "1" and lapsed == "0"
         self.prefix: bytes | None = None
+        self.enabled, self.weight, self.draining = record.enabled, record.weight, False
+        self.decided: Override | None = None
+        if override != NO_OVERRIDE:
+            word = read_override(override)
+            self.decided = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
+            self.enabled = record.enabled if word.enabled is None else word.enabled
+            self.weight = record.weight if word.weight is None else word.weight
+            self.draining = bool(word.drain)
+
+    def available(self, *, late: bool, held: bool) -> bool:
+        """Tell whether traffic may go there, as `Instance.available` does."""
+        return self.sound and (not late or held) and self.enabled and not self.draining
+
+    def value(self, filter_: Filter, figures: bytes, deadline: float, *, late: bool, held: bool) -> object:
+        """Give what a filter asks for; what it does not ask for is not read."""
+        match filter_.part:
+            case "metadata":
+                return self.metadata.get(filter_.key)
+            case "metrics":
+                return _objects.decode(figures).get(filter_.key)
+            case "systemInfo":
+                return self.record.system_info.get(filter_.key)
+        return value_of(self.instance({}, deadline, late=late, held=held), filter_)
 
     def instance(self, metrics: Json, deadline: float, *, late: bool, held: bool) -> Instance:
         """Put the instance together as it is now."""
         record = self.record
-        decided = None
-        enabled, weight, draining = record.enabled, record.weight, False
-        if self.override != NO_OVERRIDE:
-            word = read_override(self.override)
-            decided = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
-            enabled = record.enabled if word.enabled is None else word.enabled
-            weight = record.weight if word.weight is None else word.weight
-            draining = bool(word.drain)
         return Instance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
-            record.port, record.protocol, weight, enabled, self.ephemeral, self.sound and (not late or held),
-            draining, late and held and bool(deadline), record.system_info, self.metadata, metrics, metrics,
-            iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000, self.registration, self.check, decided,
+            record.port, record.protocol, self.weight, self.enabled, self.ephemeral,
+            self.sound and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
+            self.metadata, metrics, metrics, iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000,
+            self.registration, self.check, self.decided,
         )  # fmt: skip
 
     def written(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
@@ -186,11 +195,36 @@ class Look:
             if not late or held or not shape.ephemeral:
                 yield id_, shape, deadline, late
 
+    def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
+        """Keep those that pass, as the store would have chosen them."""
+        figures, held = self.known.metrics, self._held
+        shapes = {
+            id_: shape
+            for id_, shape, deadline, late in self._present()
+            if (healthy is None or shape.available(late=late, held=held) == healthy)
+            and all(
+                passes(shape.value(filter_, figures.get(id_, b"{}"), deadline, late=late, held=held), filter_)
+                for filter_ in filters
+            )
+        }
+        known = Known(self.known.shape, self.known.figures, shapes, figures)
+        return Look(
+            self.state,
+            self.epoch,
+            self.revision,
+            self.now_ms,
+            held,
+            self.overdue,
+            self.protection,
+            known,
+            self._deadlines,
+        )
+
     def tag(self, *, by_metrics: bool) -> str:
         """Name what is in it. Whoever is late, or chosen by metrics, comes and goes without a revision."""
         if not self.overdue and not by_metrics:
             return str(self.revision)
-        names = b",".join(id_ + b"!" if late else id_ for id_, _, _, late in self._present())
+        names = b",".join(sorted(id_ + b"!" if late else id_ for id_, _, _, late in self._present()))
         return f"{self.revision}-{blake2b(names, digest_size=8).hexdigest()}"
 
     def listing(self) -> Listing:
@@ -248,7 +282,12 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
 
 def read_put(change: Change) -> Instance:
     """Read the instance that a change brought."""
-    return _from_view(_views.decode(change.value))
+    return read_view(change.value)
+
+
+def read_view(view: bytes) -> Instance:
+    """Read an instance as the store writes one by itself."""
+    return _from_view(_views.decode(view))
 
 
 def read_removal(change: Change) -> tuple[str, Instance]:

@@ -152,3 +152,5 @@ class Headgate:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
         self._backend = None
+        for part in ("queue", "queues", "registry", "locks", "relay", "config"):
+            self.__dict__.pop(part, None)  # opened again, it has new ones

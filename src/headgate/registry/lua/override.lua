@@ -6,7 +6,7 @@
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
 --- ARGV     1 context   2 lease_ms   3 history   4 id   5 enabled   6 weight   7 drain
 ---          (each of the last three: empty to leave, - to give back)
---- RETURNS  revision
+--- RETURNS  the instance as it is now (json)
 --- REFUSES  UNKNOWN_INSTANCE
 --- AGAIN    same answer: the same is written again
 --@include clock
@@ -39,4 +39,4 @@ if after ~= before then
   told(thing, service, history, id)
 end
 close_feed(thing, changes)
-return text_of(revision_of(thing))
+return view(service, id)
