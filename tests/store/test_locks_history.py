@@ -36,7 +36,13 @@ class World:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._ears: dict[WatchedLocks, Callable[[bytes, str | None], None]] = {}
 
-    async def run(self, seconds: float, trouble: Callable[[], asyncio.Future[None] | None]) -> None:
+    async def run(
+        self,
+        seconds: float,
+        trouble: Callable[[], asyncio.Future[None] | None],
+        until: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Make trouble for so long, and on a slow machine until enough has happened."""
         async with AsyncExitStack() as stack:
             for _ in range(CLIENTS):
                 settings = StoreSettings(url=self.url, prefix=self.prefix)
@@ -44,8 +50,8 @@ class World:
                 locks = WatchedLocks(store, LockSettings(grace_ms=500))
                 self.clients.append(await stack.enter_async_context(locks))
             workers = [asyncio.create_task(self.work(n)) for n in range(CLIENTS * WORKERS)]
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
+            begun = time.monotonic()
+            while (passed := time.monotonic() - begun) < seconds or (not until() and passed < 60):
                 await asyncio.sleep(self.dice.uniform(0, 0.1))
                 done = trouble()
                 if done is not None:
@@ -117,7 +123,7 @@ class World:
 async def test_histories_with_cancels_lost_hints_and_lost_connections(server: Topology, prefix: str, seed: int) -> None:
     world = World(server.url, prefix, seed)
     kinds = [world.cancel_somebody] * 6 + [world.cut_a_subscriber, world.cut_a_connection] + [world.drop_a_hint] * 3
-    await world.run(4, lambda: world.dice.choice(kinds)())
+    await world.run(4, lambda: world.dice.choice(kinds)(), lambda: len(world.history.holdings) > 100)
     world.history.check(fifo=False)
     assert len(world.history.holdings) > 100
 
@@ -136,7 +142,7 @@ async def test_a_client_that_hears_nothing_is_served_all_the_same(server: Topolo
 
 async def test_histories_without_trouble_are_in_the_order_of_the_line(server: Topology, prefix: str) -> None:
     world = World(server.url, prefix, 0)
-    await world.run(2, world.cancel_somebody)
+    await world.run(2, world.cancel_somebody, lambda: len(world.history.holdings) > 100)
     world.history.check()
     assert len(world.history.holdings) > 100
 
@@ -155,7 +161,7 @@ async def test_histories_with_restarts_of_the_store(fresh_server: Callable[..., 
         world.cancel_somebody()
         return None
 
-    await world.run(5, trouble)
+    await world.run(5, trouble, lambda: restarts > 0 and len(world.history.holdings) > 50)
     world.history.check(fifo=False)
     assert restarts
     assert len(world.history.holdings) > 50
@@ -176,7 +182,7 @@ async def test_histories_with_a_failover(fresh_server: Callable[..., Topology], 
         world.cancel_somebody()
         return None
 
-    await world.run(4, trouble)
+    await world.run(4, trouble, lambda: failovers == 1)
     world.history.check(fifo=False, exclusive=False)
     assert failovers == 1
 
