@@ -93,6 +93,16 @@ async def test_job_that_ended_several_relays_is_parked(server: Topology, prefix:
         assert [job.id for job in await relay.jobs.list("a", JobState.FAILED)] == [id]
 
 
+async def test_jobs_of_a_removed_upstream_end(server: Topology, prefix: str) -> None:
+    async with relay_on(server.url, prefix, sending=False) as relay:
+        await relay.upstreams.put("a", policy("http://127.0.0.1:1"))
+        id = await relay.jobs.submit("a", order())
+        await relay.upstreams.remove("a")
+        assert not await relay.sweep.visit("a")
+        view = await relay.jobs.get(id)
+        assert (view.state, view.reason) == (JobState.FAILED, "its upstream was taken out of service")
+
+
 async def test_results_are_forgotten_after_a_while(server: Topology, prefix: str) -> None:
     async with relay_on(server.url, prefix, sending=False) as relay:
         await relay.upstreams.put("a", policy("http://127.0.0.1:1"))

@@ -141,6 +141,21 @@ async def test_deadline_that_cannot_be_kept_is_told_at_once(client: httpx2.Async
         assert time.monotonic() - started < 1
 
 
+async def test_deadline_holds_also_where_all_connections_are_in_use(client: httpx2.AsyncClient, name: str) -> None:
+    async with Echo().open() as upstream:
+        await put(client, name, upstream.url, {"count": 100, "seconds": 1}, maxConnections=1, timeoutSeconds=20)
+        user = {"X-User-Id": "u1"}
+        slow = asyncio.ensure_future(client.get(f"/relay/{name}/hang", headers=user))
+        await eventually(lambda: upstream.requests == 1)
+        started = time.monotonic()
+        late = await client.get(f"/relay/{name}/x", headers=user | {"X-Deadline-Ms": "1000"})
+        assert (late.status_code, late.json()["code"]) == (503, "deadline_exceeded")
+        assert 1 <= time.monotonic() - started < 5
+        slow.cancel()
+        await asyncio.wait((slow,))
+        assert (await client.get(f"/relay/{name}/x", headers=user)).status_code == 200
+
+
 async def test_full_line_is_refused(client: httpx2.AsyncClient, name: str) -> None:
     async with StrictUpstream().open() as upstream:
         await put(client, name, upstream.url, {"count": 1, "seconds": 60}, maxWaiting=1)
@@ -269,6 +284,8 @@ async def test_policy_is_validated_versioned_and_listed(client: httpx2.AsyncClie
     assert (conflict.status_code, conflict.json()["code"]) == (412, "version_conflict")
     again = await client.put(f"/api/admin/upstreams/{name}", json=body, headers={"If-Match": '"1"'})
     assert again.json()["version"] == 2
+    odd = await client.put(f"/api/admin/upstreams/{name}", json=body, headers={b"If-Match": b'"\xb2"'})
+    assert odd.status_code == 422
     exists = await client.put(f"/api/admin/upstreams/{name}", json=body, headers={"If-None-Match": "*"})
     assert exists.status_code == 412
     mistakes: tuple[dict[str, object], ...] = (

@@ -182,7 +182,7 @@ def _expected(call: Call) -> str:
     if match is None:
         return ""
     version = match.strip('"')
-    if not version.isdigit():
+    if not (version.isascii() and version.isdigit()):
         raise InvalidRequest("If-Match takes a version.", field="If-Match")
     return version
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from headgate.kit.problems import DeadlineExceeded
 from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers
 from headgate.relay.model import Outcome, Upstream, UpstreamView
 from headgate.relay.outgoing import Connection, Pool, write_head
@@ -116,6 +117,8 @@ class Forwarder:
             try:
                 connection, pool, response = await self._ask(view.name, policy, request, permit, before)
             except PermitExpired:
+                if self._loop.time() >= deadline:
+                    raise DeadlineExceeded("It could not be sent before your deadline.") from None
                 continue
             except UpstreamFailed as error:
                 if not _may_repeat(request, error) or attempts >= policy.retry.attempts:

@@ -74,7 +74,7 @@ def whole_number(headers: Headers, name: bytes, default: int, most: int) -> int:
     value = first(headers, name)
     if value is None:
         return default
-    if not value.isdigit() or not 1 <= int(value) <= most:
+    if not value.isdigit() or len(value) > len(str(most)) or not 1 <= int(value) <= most:
         title = name.decode().title()
         raise InvalidRequest(f"{title} must be a whole number from 1 to {most}.", field=title)
     return int(value)
@@ -109,8 +109,8 @@ def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str],
         and not name.startswith(b"x-forwarded-")
         and (name != user or policy.forward_user)
     ]
-    host = urlsplit(policy.base_url).netloc.encode()
-    kept += [(b"host", host), *own.items()]
+    own.setdefault(b"host", urlsplit(policy.base_url).netloc.encode())
+    kept += own.items()
     if length is None:
         kept.append((b"transfer-encoding", b"chunked"))
     elif length >= 0:
@@ -131,12 +131,12 @@ def pause_of(headers: Headers, default: float) -> float:
     """Read how long the upstream wants to be left alone: Retry-After, else the RateLimit field."""
     named = {name: value.decode("latin-1").strip() for name, value in headers}
     after = named.get(b"retry-after", "")
-    if after.isdigit():
+    if after.isascii() and after.isdigit():
         return min(float(after), LONGEST_PAUSE)
     if after:
         try:
             return min(max(0.0, parsedate_to_datetime(after).timestamp() - time()), LONGEST_PAUSE)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     reset = _RESET.search(named.get(b"ratelimit", ""))
     return min(float(reset[1]), LONGEST_PAUSE) if reset else default
@@ -158,4 +158,7 @@ def _filled(value: str, secrets: dict[str, str]) -> bytes:
             raise UpstreamFailed(f"The relay has no secret named {found[1]}; set relay.secrets.", outcome="unsent")
         return secrets[found[1]]
 
-    return _SECRET.sub(secret, value).encode("latin-1")
+    try:
+        return _SECRET.sub(secret, value).encode("latin-1")
+    except UnicodeEncodeError:
+        raise UpstreamFailed("A secret of the relay has signs that headers may not have.", outcome="unsent") from None

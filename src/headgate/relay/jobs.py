@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
@@ -15,7 +16,7 @@ import msgspec
 
 from headgate.kit.ids import new_ulid
 from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
-from headgate.relay.problems import JobUnknown
+from headgate.relay.problems import JobSending, JobUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store, script
@@ -132,6 +133,14 @@ class Jobs:
         """Write that a job is being sent; raises JobTaken if it is not ours to send."""
         thing = self._upstreams.thing(upstream_of(id))
         return cast("int", await self._store.run(JOB_SEND, thing, id, holder, attempt))
+
+    async def abandon(self, upstream: str) -> None:
+        """End what waits for an upstream that was taken out of service; nobody would ever send it."""
+        thing = self._upstreams.thing(upstream)
+        entries = await self._store.read(thing, "XRANGE", thing.key("jobs"), "-", "+", "COUNT", LISTED)
+        for _, id in entries_of(entries):
+            with suppress(JobSending):
+                await self.end(id, "", JobState.FAILED, "its upstream was taken out of service", None)
 
     async def sweep(self, upstream: str) -> None:
         """Forget old results."""

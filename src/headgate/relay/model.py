@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
+from math import ceil
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -19,8 +21,16 @@ NAMESPACE: Final = "default"
 SEND_MS: Final = 2000
 MOST_UNITS: Final = 1000
 
+FRAMING: Final = frozenset(
+    {"connection", "content-length", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
+     "upgrade"}
+)  # fmt: skip
+
 Count = Annotated[int, Meta(ge=1, le=10_000)]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Seconds = Annotated[float, Meta(ge=0.001, le=86_400)]
+
+
+_VALUE = re.compile(r"[\t -~\xa0-\xff]*")
 
 
 class Per(StrEnum):
@@ -69,7 +79,7 @@ class Limit(Wire, frozen=True, omit_defaults=True):
     def rules(self, counter: Counter) -> list[str]:
         """Write this limit as the scripts read it: kind, count, milliseconds, burst."""
         count = self.count or 1
-        ms = round((self.seconds or 0) * 1000)
+        ms = ceil(round((self.seconds or 0) * 1000, 6))  # a window may be longer than the upstream's, never shorter
         match self.kind:
             case Kind.PACED:
                 return [f"w 1 {self.every_ms} 0;"]
@@ -148,8 +158,10 @@ class Upstream(Wire, frozen=True):
             if plan not in self.plans:
                 raise InvalidRequest(f"userPlans names the plan {plan}, which plans does not have.", field="userPlans")
         for name, value in {self.user_header: "", **self.headers}.items():
-            if not _is_token(name) or any(sign < " " and sign != "\t" for sign in value):
+            if not _is_token(name) or not _VALUE.fullmatch(value):
                 raise InvalidRequest(f"{name!r} is not a header.", field="headers")
+            if name.lower() in FRAMING:
+                raise InvalidRequest(f"{name} is written by the relay itself.", field="headers")
 
     def rules(self) -> dict[str, str]:
         """Give the fields of the policy that scripts read."""

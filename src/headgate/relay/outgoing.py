@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from headgate.relay.headers import Headers
 from headgate.relay.model import Upstream
-from headgate.relay.problems import UpstreamFailed, UpstreamTimeout
+from headgate.relay.problems import PermitExpired, UpstreamFailed, UpstreamTimeout
 from headgate.relay.response import BadAnswer, Response
 
 BUFFER: Final = 262_144
@@ -260,8 +260,15 @@ class Pool:
         self._loop = asyncio.get_running_loop()
 
     async def take(self, seconds: float) -> Connection:
-        """Give a connection; one that rested too long is not trusted."""
-        await self._room.acquire()
+        """Give a connection; one that rested too long is not trusted. PermitExpired: all are in use for so long."""
+        if self._room.locked():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._room.acquire()
+            except TimeoutError:
+                raise PermitExpired from None
+        else:
+            await self._room.acquire()
         try:
             while self._idle:
                 connection = self._idle.pop()

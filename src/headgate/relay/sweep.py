@@ -66,6 +66,7 @@ class Sweep:
             status = await self._upstreams.status(name)
             metrics.COOLING.labels(name).set(status.cooling)
             return False
+        await self._jobs.abandon(name)
         return await self._store.run(FORGET, thing) == 1
 
     async def _bury_silent(self, thing: Thing, lease_ms: int) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from headgate.kit.problems import OutcomeUnknown, StoreUnavailable
+from headgate.relay.census import Census
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
 from headgate.relay.problems import UpstreamUnknown
 from headgate.store import Index, Store, Thing, script
@@ -22,7 +23,6 @@ FIGURES = script(__package__, "figures")
 
 FRESH_SECONDS: Final = 1.0
 BEAT_SPARE: Final = 0.5
-BUSIEST: Final = 200
 
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
@@ -37,6 +37,7 @@ class Upstreams:
         self._index = Index(store, "upstream")
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[UpstreamView, float]] = {}
+        self._counts: dict[str, Census] = {}
 
     @property
     def index(self) -> Index:
@@ -120,24 +121,16 @@ class Upstreams:
         return UserFigures(user, waiting, flying, cooling, room, held), position, wait
 
     async def status(self, name: str) -> UpstreamStatus:
-        """Sum up how it stands with an upstream's users, the first few hundred that have anything."""
+        """Sum up how it stands with all users of an upstream."""
         await self.get(name)
-        thing = self.thing(name)
-        count = cast("int", await self._store.read(thing, "ZCARD", thing.key("users")))
-        users = cast("list[bytes]", await self._store.read(thing, "ZRANGE", thing.key("users"), 0, BUSIEST - 1))
-        figures = [
-            found for found, _, _ in await asyncio.gather(*(self.figures(name, user.decode()) for user in users))
-        ]
-        busiest = sorted(figures, key=lambda found: (-found.waiting, -found.in_flight, -found.cooling, found.user))
-        return UpstreamStatus(
-            name,
-            users=count,
-            waiting=sum(found.waiting for found in figures),
-            in_flight=sum(found.in_flight for found in figures),
-            cooling=sum(found.cooling for found in figures),
-            held_ms=max((found.held_ms for found in figures), default=0),
-            busiest=tuple(busiest[:20]),
-        )
+        census = self._counts.get(name)
+        if census is None:
+
+            async def figures(user: str) -> UserFigures:
+                return (await self.figures(name, user))[0]
+
+            census = self._counts[name] = Census(self._store, self.thing(name), figures)
+        return await census.status()
 
     async def _restore(self, view: UpstreamView) -> None:
         """Bring back a policy that the store has lost; it begins on hold, as what else was lost is unknown."""

@@ -1,0 +1,74 @@
+"""Counts how it stands with all users of an upstream, page by page: the sums are true, and their cost is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
+
+from headgate.relay.model import UpstreamStatus, UserFigures
+from headgate.store import Store, Thing
+
+PAGE: Final = 200
+SHOWN: Final = 20
+REST: Final = 9
+
+
+class Census:
+    """The count of one upstream's users.
+
+    Whoever asks while somebody counts gets that count. One of more than a page stands for nine times as long as it took, so
+    that a process never spends more than a tenth of its time on it, however many ask and however many users there are.
+    """
+
+    def __init__(self, store: Store, thing: Thing, figures: Callable[[str], Awaitable[UserFigures]]) -> None:
+        self._store = store
+        self._thing = thing
+        self._figures = figures
+        self._loop = asyncio.get_running_loop()
+        self._counting: asyncio.Task[UpstreamStatus] | None = None
+        self._stands_until = 0.0
+
+    async def status(self) -> UpstreamStatus:
+        """Give the sums over all users, and the busiest of them."""
+        task = self._counting
+        if task is None or (task.done() and self._loop.time() >= self._stands_until):
+            task = self._counting = self._store.errands.start(self._count())
+        await asyncio.wait({task})  # it outlives whoever asked first
+        return task.result()
+
+    async def _count(self) -> UpstreamStatus:
+        started = self._loop.time()
+        seen: set[bytes] = set()
+        waiting = in_flight = cooling = held_ms = 0
+        busiest: list[UserFigures] = []
+        cursor, pages = b"0", 0
+        while pages == 0 or cursor != b"0":
+            reply = await self._store.read(self._thing, "ZSCAN", self._thing.key("users"), cursor, "COUNT", PAGE)
+            cursor, found = cast("tuple[bytes, list[bytes]]", reply)
+            users = set(found[::2]) - seen  # a scan may name somebody twice
+            seen |= users
+            page = await asyncio.gather(*(self._figures(user.decode()) for user in users))
+            waiting += sum(one.waiting for one in page)
+            in_flight += sum(one.in_flight for one in page)
+            cooling += sum(one.cooling for one in page)
+            held_ms = max(held_ms, *(one.held_ms for one in page), 0)
+            busiest = heapq.nsmallest(SHOWN, [*busiest, *page], key=_busy_first)
+            pages += 1
+        if pages > 1:
+            now = self._loop.time()
+            self._stands_until = now + REST * (now - started)
+        return UpstreamStatus(
+            self._thing.name,
+            users=len(seen),
+            waiting=waiting,
+            in_flight=in_flight,
+            cooling=cooling,
+            held_ms=held_ms,
+            busiest=tuple(busiest),
+        )
+
+
+def _busy_first(one: UserFigures) -> tuple[int, int, int, str]:
+    return -one.waiting, -one.in_flight, -one.cooling, one.user
