@@ -125,8 +125,8 @@ def _rights() -> str:
 
 @pytest.fixture
 async def store(anyio_backend: str, store_url: str, prefix: str) -> AsyncIterator[Store]:
-    """A connected store with a fresh prefix."""
-    async with open_store(StoreSettings(url=store_url, prefix=prefix)) as connected:
+    """A connected store with a fresh prefix, patient with a machine that is busy with other tests."""
+    async with open_store(StoreSettings(url=store_url, prefix=prefix, deadline_ms=10_000)) as connected:
         yield connected
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -9,16 +11,14 @@ from headgate.store import Store
 from headgate.waiting_room.metrics import QueueNumbers
 from tests.store.waiting_world import World
 
-QUEUE = "measured"
-
-
-def sample(name: str) -> float:
-    """Read one of the histograms of the queue under test."""
-    return REGISTRY.get_sample_value(name, {"queue": QUEUE}) or 0.0
-
 
 async def test_one_players_wait_hold_and_estimate_are_measured(store: Store) -> None:
-    world = World(store, QUEUE)
+    queue = f"measured-{secrets.token_hex(4)}"  # histograms are this whole process's
+    world = World(store, queue)
+
+    def sample(name: str) -> float:
+        return REGISTRY.get_sample_value(name, {"queue": queue}) or 0.0
+
     await world.configure(capacity=1000, rate_per_second=2, grace_seconds=1000)
     for number in range(30):
         await world.enter(f"u{number}")
