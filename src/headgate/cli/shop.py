@@ -171,7 +171,7 @@ class Shop:
         return (
             f"<h1>The {html.escape(name)}</h1><section><p class=price>{_PRICE}</p>"
             "<p>Brass, hand made, burns for nine hours. You are in: whoever sees this page has passed the gate.</p>"
-            '<button type=button>Put it in the basket</button></section><p><a href="/">Back to the shop</a></p>'
+            '</section><p><a href="/">Back to the shop</a></p>'
         )
 
 

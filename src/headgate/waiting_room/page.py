@@ -101,7 +101,8 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
         "go_url": html.escape(go_url),
         "go_label": html.escape(go_label),
         "go_hidden": " hidden" if in_line else "",
-        "plain_url": html.escape(_address(state, language=state.language, plain="1")),
+        "follow": "",
+        "by_hand": "",
         "leave_url": html.escape(again_url),
         "languages": _switcher(state),
         "page": _for_script(state, words, again_url),
@@ -109,6 +110,16 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
         "style": _filled(web_text("wait/page.css"), _colours(state.theme)),
     }
     values.update({f"w.{key}": html.escape(text) for key, text in words.items()})
+    if in_line:
+        # A browser without scripts goes on by itself to the page that refreshes itself.
+        plain_url = html.escape(_address(state, language=state.language, plain="1"))
+        values["by_hand"] = _without_script(
+            f'<p><a class="button" href="{plain_url}">{values["w.check_again"]}</a></p>'
+        )
+        if not state.plain:
+            values["follow"] = _without_script(
+                f'<meta http-equiv="refresh" content="{refresh_seconds};url={plain_url}">'
+            )
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Language": state.language,
@@ -120,6 +131,10 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
     if state.plain and in_line:
         headers["Refresh"] = str(refresh_seconds)
     return Page(_filled(web_text("wait/page.html"), values).encode(), headers)
+
+
+def _without_script(element: str) -> str:
+    return f"<noscript>{element}</noscript>"
 
 
 def _filled(template: str, values: dict[str, str]) -> str:

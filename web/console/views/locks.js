@@ -31,7 +31,7 @@ export function locks(view, session) {
       { title: 'Lease left', number: true, value: (row) => (row.held ? `${number(row.ttlMs / 1000)} s` : '–') },
       { title: 'Waiting', number: true, value: (row) => number(row.waiting) },
       { title: '', value: (row) => (session.role === 'admin' && row.held ? h('button', { class: 'danger', onclick: () => take(row) }, 'Break') : '') },
-    ], found, 'No lock is held.'));
+    ], found, 'No lock is held. “headgate lock run NAME -- command” takes one.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
   return stop;
 }
