@@ -188,6 +188,18 @@ async def test_overrides_evictions_and_protection_over_http(client: httpx2.Async
     assert (await client.patch("/sd/v1/services", params=query, json={"protection": "x"})).status_code == 422
 
 
+async def test_a_heartbeat_with_a_record_takes_what_stands_beside_it(client: httpx2.AsyncClient) -> None:
+    record = {"type": "game", "group": "kr-1", "metadata": {"v": 1}, "performance": {"tps": 1}}
+    path = "/sd/v1/instances/a/heartbeat"
+    beat = {"record": record, "metrics": {"tps": 2}, "healthy": False}
+    assert (await client.post(path, json=beat)).status_code == 200
+    (seen,) = (await client.get("/sd/v1/instances", params={"type": "game"})).json()["instances"]
+    assert (seen["metrics"], seen["metadata"], seen["healthy"]) == ({"tps": 2}, {"v": 1}, False)
+    for other in ({"type": "chat"}, {"group": "us-1"}, {"record": {**record, "instanceId": "b"}}):
+        refused = await client.post(path, json={**beat, **other})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), other
+
+
 async def test_an_older_registration_is_superseded(client: httpx2.AsyncClient) -> None:
     old = (await register(client, "a"))["registration"]
     await register(client, "a")

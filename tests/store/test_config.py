@@ -251,6 +251,8 @@ async def test_own_settings_are_checked_before_they_are_published(store: Store) 
     with pytest.raises(ContentInvalid):
         await config.publish(NAMESPACE, [Draft("log/level", '{"level": "loud"}', ContentType.JSON)], author="ann")
     await config.publish(NAMESPACE, [Draft("log/level", '{"level": "debug"}', ContentType.JSON)], author="ann")
+    with pytest.raises(ContentInvalid):
+        await config.publish(NAMESPACE, [Draft("alerts/target", '{"url": "hook"}', ContentType.JSON)], author="ann")
     target = Draft("alerts/target", '{"key": "routing"}', ContentType.JSON, secret=False)
     await config.publish(NAMESPACE, [target], author="ann")
     assert (await config.get(NAMESPACE, "alerts/target")).secret, "whoever knows it may speak in our name"

@@ -268,6 +268,37 @@ async def test_clean_departures_and_small_services_trigger_no_protection(
     assert (visit.word, len(visit.removed)) == ("swept", 7)
 
 
+@pytest.mark.parametrize("odd", [1.0, 3600.0])
+async def test_one_with_another_lease_changes_nothing_for_the_rest(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing, odd: float
+) -> None:
+    names = [f"i{number}" for number in range(9)]
+    for name in names:
+        await add(registry, name, ttl_seconds=30.0)
+    await registry.register(NS, Record(type="game", group="kr-1", instance_id="odd", ttl_seconds=odd, ephemeral=False))
+    for ms in range(0, 34_000, 2000):
+        store.advance_clock(ms)
+        await sweeper.sweep(game)
+        if ms % 10_000 == 0:
+            for name in names[1:]:
+                await registry.heartbeat(NS, "game", "kr-1", Beat(name))
+    assert await ids(registry) == [*names[1:], "odd"], "one death is no mass expiry"
+
+
+async def test_the_longest_lease_is_waited_for_when_the_store_was_away(
+    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+) -> None:
+    await add(registry, "slow", ttl_seconds=60.0)
+    await add(registry, "quick", ttl_seconds=5.0)
+    await sweeper.sweep(game)
+    store.advance_clock(90_000)
+    assert (await sweeper.sweep(game)).word == "held"
+    await pass_time(store, sweeper, game, 92_000, 130_000)
+    await registry.heartbeat(NS, "game", "kr-1", Beat("slow"))
+    await pass_time(store, sweeper, game, 132_000, 152_000)
+    assert await ids(registry) == ["slow"]
+
+
 async def test_overrides_survive_re_registration_and_departure(registry: Registry) -> None:
     await add(registry, "a")
     changed = await registry.override(NS, "game", "kr-1", "a", OverrideChange(enabled=False, weight=7))

@@ -42,7 +42,7 @@ class AlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
     SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
-    url: str = ""
+    url: Annotated[str, Meta(pattern=r"^(https?://\S+)?$")] = ""
     format: Literal["generic", "slack", "pagerduty"] = "generic"
     key: str = ""
 

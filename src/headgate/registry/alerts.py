@@ -84,7 +84,7 @@ class Alerts:
                 words = f"HTTP {response.status_code}"
                 if response.status_code in (400, 401, 403, 404, 410):
                     break
-            except httpx2.HTTPError as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL) as error:
                 words = str(error) or type(error).__name__
             log.debug("alert not taken", kind=alert.kind, error=words)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))

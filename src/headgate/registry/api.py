@@ -332,9 +332,7 @@ class _Api:
 
     async def _renew(self, namespace: str, instance_id: str, beat: Heartbeat) -> Renewed:
         if beat.record is not None:
-            record = msgspec.structs.replace(beat.record, instance_id=beat.record.instance_id or instance_id)
-            if record.instance_id != instance_id:
-                raise InvalidRequest("The record is another instance's.", field="record.instanceId")
+            record = _whole(instance_id, beat, beat.record)
             made = await self._registry.renew(namespace, record, beat.registration)
             return Renewed(instance_id, made.registration)
         type_, group = beat.type, beat.group
@@ -348,6 +346,26 @@ class _Api:
         if query.type is not None and query.group is not None:
             return query.type, query.group
         return await self._registry.locate(call.namespace, call.path["instanceId"])
+
+
+def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
+    """Put the record of a heartbeat together: what stands beside it is newer, and where it is must not be said in two ways."""
+    for field, said, outside in (
+        ("instanceId", record.instance_id or instance_id, instance_id),
+        ("type", record.type, beat.type or record.type),
+        ("group", record.group, beat.group or record.group),
+    ):
+        if said != outside:
+            raise InvalidRequest("The record is another instance's.", field=f"record.{field}")
+    news = _beat(instance_id, beat)
+    return msgspec.structs.replace(
+        record,
+        instance_id=instance_id,
+        metrics=news.metrics if news.metrics is not None else record.metrics,
+        performance={} if news.metrics is not None else record.performance,
+        metadata=news.metadata if news.metadata is not None else record.metadata,
+        healthy=news.healthy if news.healthy is not None else record.healthy,
+    )
 
 
 def _beat(instance_id: str, beat: Heartbeat) -> Beat:

@@ -21,7 +21,8 @@ local service = {
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
 }
 local thing = open_service(meta, context, lease_ms)
-local written, newest_ttl = false, nil
+local written, longest, least = false, 0, nil
+local anew = redis.call('HLEN', states) == 0
 
 --- Tell why an instance may not be written; nil if it may.
 local function refusal(id, registration, state)
@@ -84,7 +85,7 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
       redis.call('ZREM', due, id)
     end
     told(thing, service, history, id)
-    newest_ttl = ttl_ms
+    longest, least = math.max(longest, ttl_ms), math.min(least or ttl_ms, ttl_ms)
   end
   written = true
   return {text_of(revision_of(thing)), number}
@@ -99,8 +100,10 @@ if written then
   -- Readers who keep what they know learn from these marks that it has changed.
   local mark = text_of(next_number(thing))
   redis.call('HSET', meta, 'figures', mark, 'shape', mark)
-  if newest_ttl then
-    redis.call('HSET', meta, 'ttl', text_of(newest_ttl))
+  if least then
+    longest = math.min(anew and longest or math.max(longest, thing.ttl), LONGEST_WAIT_MS)
+    least = anew and least or math.min(least, thing.least)
+    redis.call('HSET', meta, 'ttl', text_of(longest), 'least', text_of(least))
   end
   close_feed(thing, changes)
 end

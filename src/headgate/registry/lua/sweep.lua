@@ -39,7 +39,8 @@ elseif (thing.protected_until > 0 and thing.now >= thing.protected_until)
   or mass_late(thing, deadlines, from, share) then
   word = 'protected'
   if thing.protected_until == 0 then
-    thing.protected_until, allowed = thing.now + thing.ttl, 0
+    local first = redis.call('ZRANGE', deadlines, 0, 0)[1]
+    thing.protected_until, allowed = thing.now + read_state(redis.call('HGET', states, first)).ttl, 0
     redis.call('HSET', meta, 'draining', '0')
   elseif thing.now < thing.protected_until then
     allowed = 0

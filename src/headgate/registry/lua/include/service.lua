@@ -6,13 +6,15 @@
 --@include feed
 local AWAY_MS = 6000
 local LONG_AWAY_MS = 600000
+local LONGEST_WAIT_MS = 600000
 local NO_OVERRIDE = '- - - 0'
 
 local function open_service(meta, context, lease_ms)
-  local saved = redis.call('HMGET', meta, 'ttl', 'visited', 'protection', 'protected_until')
+  local saved = redis.call('HMGET', meta, 'ttl', 'visited', 'protection', 'protected_until', 'least')
   local ttl = tonumber(saved[1] or lease_ms)
   local thing = open_thing(meta, context, ttl)
-  thing.ttl, thing.visited = ttl, tonumber(saved[2] or 0)
+  -- The longest lease of those here says how long to wait for a sign of life, the shortest what is late.
+  thing.ttl, thing.least, thing.visited = ttl, tonumber(saved[5] or ttl), tonumber(saved[2] or 0)
   thing.protection, thing.protected_until = saved[3] or 'auto', tonumber(saved[4] or 0)
   -- The store was away, or lost its last writes: whoever lives has one lease to say so.
   thing.away = thing.visited > 0 and thing.now - thing.visited > AWAY_MS
@@ -28,7 +30,7 @@ local function mass_late(thing, deadlines, from, share)
     return false
   end
   -- Who has a third of the lease left has missed a heartbeat: deaths at one moment are seen before the first is due.
-  return redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now + thing.ttl / 3)) > total * share
+  return redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now + thing.least / 3)) > total * share
 end
 
 local function held(thing, deadlines, from, share)
