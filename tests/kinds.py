@@ -17,6 +17,8 @@ from tests.topology import KINDS, Topology
 LEAST_RIGHTS = "least-rights"
 EVERY = "every"
 
+MANY_SERVERS = ("cluster", "sentinel")
+
 # The folders whose tests hold for every kind of store unless their mark says otherwise.
 _FOLDERS = ("store", "topology")
 
@@ -48,6 +50,13 @@ def chosen_kind(config: pytest.Config) -> str:
 
 def new_store(kind: str) -> Topology:
     return KINDS["standalone" if kind == LEAST_RIGHTS else kind]()
+
+
+def shared_kind(nodeid: str) -> str | None:
+    """Say which kind of shared store the test of this name runs on, if its name tells."""
+    path, _, parameters = nodeid.partition("[")
+    kind = parameters.removesuffix("]").partition("-")[0]
+    return kind if kind in KINDS and path.split("/")[-2] in _FOLDERS else None
 
 
 def _kinds(test: pytest.Item) -> list[str]:

@@ -1,6 +1,7 @@
 """How tests run side by side: each worker process has stores and a gateway of its own, and some tests want the machine.
 
-Any test may run in any worker, except that tests which share a fixture of their module stay together. A test marked
+Any test may run in any worker, except that tests which share a fixture of their module stay together, and so do those of a
+kind of store that takes six servers: two workers have such a store, and the others need not. A test marked
 `alone` measures how fast or how many: while it runs, no other does. One marked `quiet` measures too, but mostly waits: it
 runs beside others of its kind. So there are two crowds, of which one at a time is let in, through a turnstile
 where everybody waits in turn.
@@ -15,9 +16,12 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.kinds import MANY_SERVERS, shared_kind
 
 # Tests wait for processes, leases and clocks twice as long as they compute.
 WORKERS_PER_CORE = 3
@@ -47,9 +51,12 @@ def arrange(items: list[pytest.Item]) -> None:
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
-    """Give out tests one by one, but those of a file together where they share a fixture of their module."""
+    """Give out tests one by one, but those together that share a fixture of their module or a store of many servers."""
 
     def _split_scope(self, nodeid: str) -> str:
+        kind = shared_kind(nodeid)
+        if kind in MANY_SERVERS:
+            return f"{kind} {crc32(nodeid.encode()) % 2}"
         file = nodeid.partition("::")[0]
         return file if _shares_a_fixture(self.config.rootpath / file) else nodeid
 
