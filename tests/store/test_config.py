@@ -316,6 +316,20 @@ async def test_late_listeners_get_the_present_then_every_change(config: Config) 
     await asyncio.gather(watching, return_exceptions=True)
 
 
+async def test_of_publishes_that_were_missed_each_key_comes_once_in_order(config: Config) -> None:
+    revision = (await config.publish(NS, [Draft("z", "start")], author="ann"))["z"].revision
+    for texts_ in ({"a": "1", "b": "1"}, {"a": "2", "c": "1"}, {"b": "2"}, {"d": "1"}):
+        await config.publish(NS, [Draft(key, text) for key, text in texts_.items()], author="ann")
+    await config.publish(NS, [Draft("d", None)], author="ann")
+    seen: list[Step] = []
+    watching = asyncio.ensure_future(collect(config, seen, revision))
+    await eventually(lambda: len(texts(seen)) == 4)
+    updates = [[(value.key, value.version) for value in step.values] for step in seen if isinstance(step, Update)]
+    assert updates == [[("a", 2), ("c", 1)], [("b", 2)], [("d", 2)]]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 async def test_whoever_was_away_sees_only_the_latest_once(config: Config) -> None:
     await put(config, "a", "one")
     revision = (await config.read(NS)).revision

@@ -68,13 +68,13 @@ def events(
 
 
 async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
-    """Leave of what was missed, up to the first mark, only each key's newest version."""
-    missed: list[Change] | None = []
+    """Leave of what was missed, up to the first mark, only each key's newest version; no more than that is kept meanwhile."""
+    missed: dict[str, tuple[Change, bytes]] | None = {}
     async with aclosing(notices):
         async for notice in notices:
             if missed is not None:
                 if isinstance(notice, Change):
-                    missed.append(notice)
+                    _keep_newest(missed, notice)
                     continue
                 for change in _newest(missed):
                     yield change
@@ -82,15 +82,18 @@ async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
             yield notice
 
 
-def _newest(changes: Sequence[Change]) -> list[Change]:
-    newest = {entry.key: change.revision for change in changes for entry in _keys.decode(change.value)}
-    kept = []
-    for change in changes:
-        pairs = zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True)
-        entries = [bytes(raw) for entry, raw in pairs if newest[entry.key] == change.revision]
-        if entries:
-            kept.append(msgspec.structs.replace(change, value=b"[" + b",".join(entries) + b"]"))
-    return kept
+def _keep_newest(missed: dict[str, tuple[Change, bytes]], change: Change) -> None:
+    bare = msgspec.structs.replace(change, value=b"")
+    for entry, raw in zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True):
+        missed.pop(entry.key, None)  # so that what is newest comes last
+        missed[entry.key] = (bare, bytes(raw))
+
+
+def _newest(missed: dict[str, tuple[Change, bytes]]) -> list[Change]:
+    entries: dict[Change, list[bytes]] = {}
+    for change, raw in missed.values():
+        entries.setdefault(change, []).append(raw)
+    return [msgspec.structs.replace(change, value=b"[" + b",".join(raws) + b"]") for change, raws in entries.items()]
 
 
 def _write_clear(thing: Thing, notice: Notice[Value]) -> bytes:
