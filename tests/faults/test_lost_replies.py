@@ -88,6 +88,7 @@ async def test_a_call_that_may_be_repeated_is_and_gives_the_first_answer(
     assert await call == [b"id", b"text", 2]
 
 
+@pytest.mark.quiet
 async def test_a_repeatable_call_without_any_answer_ends_at_its_deadline(
     server: Standalone, proxy: FaultyProxy, store: Store, thing: Thing
 ) -> None:
@@ -123,6 +124,7 @@ async def test_a_late_reply_is_not_taken_for_the_next_callers(proxy: FaultyProxy
     assert links <= proxy.links
 
 
+@pytest.mark.quiet
 async def test_any_mixture_of_faults_tells_every_caller_the_truth(proxy: FaultyProxy, store: Store) -> None:
     """Refused means not run, ok means run, and nothing that may not be repeated ran twice."""
     dice = random.Random(11)

@@ -35,6 +35,7 @@ async def told(registry: Registry) -> list[tuple[str, str]]:
     return [(change.kind, change.member) for change in (await registry.feed.read(thing, 0, 5000)).changes]
 
 
+@pytest.mark.quiet
 async def test_killed_at_once_it_is_gone_at_its_ttl_with_one_event(server: Topology, prefix: str, store: Store) -> None:
     registry = Registry(store)
     with ExitStack() as stack:
@@ -62,6 +63,7 @@ async def test_killed_at_once_it_is_gone_at_its_ttl_with_one_event(server: Topol
         assert await names(registry) == ["b"]
 
 
+@pytest.mark.quiet
 async def test_frozen_past_its_ttl_it_is_removed_once_and_added_once(
     server: Topology, prefix: str, store: Store
 ) -> None:
@@ -165,6 +167,7 @@ async def test_after_a_flush_a_thousand_come_back_and_no_watcher_sees_an_empty_l
 
 
 @pytest.mark.topology("standalone")
+@pytest.mark.quiet
 async def test_a_store_that_was_away_removes_nobody_before_one_ttl(fresh_server: Start) -> None:
     server = fresh_server()
     assert isinstance(server, Standalone)
@@ -291,6 +294,7 @@ async def test_a_store_that_is_down_answers_from_memory_and_comes_back(fresh_ser
 
 
 @pytest.mark.topology("standalone")
+@pytest.mark.quiet
 async def test_whoever_looks_at_a_frozen_store_waits_for_one_deadline_not_for_two(fresh_server: Start) -> None:
     server = fresh_server()
     async with open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=1000)) as store:

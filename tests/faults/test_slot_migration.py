@@ -14,7 +14,7 @@ from tests.faults.load import Load, Outcome
 from tests.store.scripts import TALLY, take_number
 from tests.topology import HOST, Cluster, Node, eventually
 
-pytestmark = pytest.mark.topology("cluster")
+pytestmark = [pytest.mark.topology("cluster"), pytest.mark.quiet]
 
 
 class Move:

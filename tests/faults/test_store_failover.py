@@ -16,6 +16,7 @@ from tests.topology import Cluster, Node, Sentinel, Topology
 DEADLINE = 2.0
 RESUME_SECONDS = 15.0
 
+pytestmark = pytest.mark.quiet
 both = pytest.mark.topology("sentinel", "cluster")
 
 

@@ -177,6 +177,7 @@ def test_guessing_tokens_is_slowed_down(fresh_sample: SampleStarter) -> None:
         assert client.get("/api/system", headers={"X-API-Token": sample.token}).status_code == 200
 
 
+@pytest.mark.alone
 def test_token_is_known_and_revoked_within_a_second_on_every_process(fresh_sample: SampleStarter, name: str) -> None:
     first = fresh_sample(workers=2)
     second = fresh_sample(prefix=first.prefix)
@@ -203,6 +204,7 @@ def test_token_is_known_and_revoked_within_a_second_on_every_process(fresh_sampl
         client.close()
 
 
+@pytest.mark.alone
 async def test_revocation_is_in_force_within_a_second_without_a_hint(
     fresh_sample: SampleStarter, server: Topology, name: str
 ) -> None:

@@ -35,7 +35,7 @@ standalone_only = pytest.mark.topology("standalone")
 
 
 def client_of(proxy: FaultyProxy) -> Valkey:
-    return Valkey(host=HOST, port=proxy.port, socket_timeout=0.3, socket_connect_timeout=0.3)
+    return Valkey(host=HOST, port=proxy.port, socket_timeout=1, socket_connect_timeout=5)
 
 
 @standalone_only
@@ -54,7 +54,7 @@ async def test_a_killed_server_comes_back_with_its_data(fresh_server: Callable[.
 @standalone_only
 async def test_a_paused_server_answers_only_after_resume(fresh_server: Callable[..., Standalone]) -> None:
     node = fresh_server().node
-    async with Valkey(host=HOST, port=node.port, socket_timeout=0.2) as client:
+    async with Valkey(host=HOST, port=node.port, socket_timeout=1) as client:
         assert await client.ping()
         node.pause()
         with pytest.raises(TimedOut):
