@@ -32,10 +32,10 @@ function length(seconds) {
   return seconds < 90 ? unit('second').format(Math.max(5, Math.ceil(seconds / 5) * 5)) : unit('minute').format(Math.round(seconds / 60));
 }
 
-function etaText(eta) {
+function etaText({ eta, leastSeconds }) {
   const opens = Date.parse(page.opensAt);
   if (opens > Date.now()) return fill(words.opens, { time: new Date(opens).toLocaleString(page.lang, { dateStyle: 'long', timeStyle: 'short' }) });
-  if (!eta) return words.eta_unknown;
+  if (!eta) return leastSeconds >= 10 ? fill(words.eta_least, { time: length(leastSeconds) }) : words.eta_unknown;
   const low = length(eta.low);
   const high = length(eta.high);
   return low === high ? fill(words.eta_about, { time: high }) : fill(words.eta_range, { low, high });
@@ -67,7 +67,7 @@ function showLine(status) {
   const done = (memory.first - rank) / memory.first;
   $('rank').textContent = number.format(rank);
   $('progress').value = done;
-  $('eta').textContent = etaText(status.eta);
+  $('eta').textContent = etaText(status);
   document.title = `${number.format(rank)} · ${page.title}`;
   if (status.eta && status.eta.high < 60) announce(words.soon);
   else if (done >= 0.5) announce(words.half_way);

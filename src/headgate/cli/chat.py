@@ -117,10 +117,13 @@ def _standing(status: Status) -> str:
 
 
 def _eta(status: Status) -> str:
-    if status.eta is None:
-        return ""
-    seconds = status.eta.seconds
-    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
+    if status.eta is not None:
+        return f"about {_length(status.eta.seconds)}"
+    return f"at least {_length(status.least_seconds)}" if status.least_seconds else ""
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _address(status: Status, arena: str | None) -> str:

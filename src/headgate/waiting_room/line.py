@@ -143,7 +143,7 @@ class Line:
                             raise
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
-                    now = (status.status, status.rank, status.eta, status.ticket_id)
+                    now = (status.status, status.rank, status.eta, status.least_seconds, status.ticket_id)
                     if now != shown:
                         yield status
                     shown = now

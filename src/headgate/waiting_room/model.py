@@ -17,9 +17,11 @@ MOST_POLL_MS: Final = 30_000
 LEAST_POLL_MS: Final = 1_000
 NEAR_POLL_MS: Final = 500
 MOST_DOUBT: Final = 0.8
+FILLING_DOUBT: Final = 0.3
+STEADY_DOUBT: Final = 0.04
 LEAST_FREED: Final = 8
 # A call comes with a tick, and is heard of with the next question.
-HEARING_SECONDS: Final = 1.5
+HEARING_SECONDS: Final = 0.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
 MOST_SESSIONS: Final = 10_000
@@ -61,7 +63,10 @@ class Seat(Wire):
 
 
 class Status(Wire, kw_only=True):
-    """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted."""
+    """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted.
+
+    While there is no `eta`, `leastSeconds` is how long it will take at least, if that is known.
+    """
 
     status: State
     queue: str
@@ -70,6 +75,7 @@ class Status(Wire, kw_only=True):
     place: int
     eta: Eta | None
     poll_after_ms: int
+    least_seconds: float | UnsetType = UNSET
     ticket_id: str | UnsetType = UNSET
     ticket: str | UnsetType = UNSET
     server: Seat | UnsetType = UNSET
@@ -144,40 +150,45 @@ class Board(Wire):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """How people come in: at a pace while seats are free, and after that as fast as seats are given up.
+    """How people come in: at the policy's pace while seats are free, and after that as fast as seats are given up.
 
     Filling the house on opening night is quick, and says nothing of those who wait for somebody to leave.
     """
 
     pace: float
-    called: float
     seconds: float
     free: int = 0
     turnover: float = 0.0
     freed: float = 0.0
-    stay_seconds: float = 0.0
+    cycle_seconds: float = 0.0
+    fastest: float = 0.0
+    tick_seconds: float = 1.0
 
     def eta(self, rank: int) -> Eta | None:
         """Tell how long somebody at this rank waits, or None while that cannot be known."""
-        if rank <= 0:
+        if rank <= 0 or self.pace <= 0:
             return None
         first, behind = min(rank, self.free), max(0, rank - self.free)
-        if (first and (self.pace <= 0 or self.called < 1)) or (
-            behind and (self.turnover <= 0 or self.freed < LEAST_FREED)
-        ):
-            return None
-        seconds, known = 0.0, math.inf
-        if first:
-            seconds, known = first / self.pace, self.called
-        youth = 0.0
+        seconds = first / self.pace
+        doubt = FILLING_DOUBT
         if behind:
-            seconds, known = seconds + behind / self.turnover, min(known, self.freed)
+            if self.turnover <= 0 or self.freed < LEAST_FREED:
+                return None
+            seconds += behind / self.turnover
             # Those who stay long have not left yet: until the house was seen to turn over, its pace is a guess.
-            youth = self.stay_seconds / 2 / max(self.seconds, 1.0)
-        # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
-        doubt = min(MOST_DOUBT, math.sqrt(2.7 / known + 2.7 / rank + youth * youth))
-        low = max(0.0, seconds * (1 - doubt) - HEARING_SECONDS)
-        return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + HEARING_SECONDS, 1))
+            youth = self.cycle_seconds / 4 / max(self.seconds, 1.0)
+            # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
+            doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 / self.freed + 2.7 / behind + youth * youth))
+        late = max(1.0, self.tick_seconds) + HEARING_SECONDS
+        low = max(0.0, seconds * (1 - doubt) - late)
+        return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + late, 1))
+
+    def least(self, rank: int) -> float | None:
+        """Tell how long somebody at this rank waits at least, which is known earlier; None if nothing can be said."""
+        first, behind = min(rank, self.free), max(0, rank - self.free)
+        if self.pace <= 0 or (behind and self.fastest <= 0):
+            return None
+        return round(first / self.pace + (behind / self.fastest if behind else 0.0), 1)
 
 
 def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free: int = 0) -> int:

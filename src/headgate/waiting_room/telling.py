@@ -42,9 +42,9 @@ INSIDE_POLL_MS: Final = 5_000
 
 # Theirs: state, account, place, rank.
 _OWN: Final = struct.Struct("<cBdI")
-# Everybody's: generation, rate, admissions and seconds it is known from, wake, grace, serving, and what is forecast (free,
-# turnover, departures it is known from, seconds a seat is taken).
-_COMMON: Final = struct.Struct("<ddddBddIddd")
+# Everybody's: generation, seconds since there is a line, wake, grace, serving, and what is forecast (free, turnover,
+# departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick).
+_COMMON: Final = struct.Struct("<ddBddIdddddd")
 _COMMON_ENDS: Final = _OWN.size + _COMMON.size
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
 _LEFT: Final = struct.Struct("<dB")
@@ -71,8 +71,9 @@ class Teller:
         packed = reply[_OWN.size : _COMMON_ENDS]
         common = self._queues.heard(thing, packed)
         if common is None:
-            generation, rate, seen, age, wake, grace, serving, free, *turnover = _COMMON.unpack(packed)
-            flow = Flow(rate, seen, age, free, *turnover) if rate or turnover[0] else None
+            generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(packed)
+            rate, freed, cycle, pace, fastest, tick = rest
+            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick) if pace else None
             common = Common(packed, int(generation), bool(wake), grace / 1000, free, flow)
             self._queues.note(thing, common.generation, int(serving)).common = common
         if common.wake:
@@ -86,7 +87,12 @@ class Teller:
         common = self.common(thing, reply)
         letter, _, place, rank = _OWN.unpack_from(reply)
         if letter == b"W":
-            eta = common.flow.eta(rank) if common.flow is not None else None
+            flow = common.flow
+            eta = least = None
+            if flow is not None:
+                eta = flow.eta(rank)
+                if eta is None:
+                    least = flow.least(rank)
             return kind(
                 status=State.WAITING,
                 queue=thing.name,
@@ -95,6 +101,7 @@ class Teller:
                 place=int(place),
                 eta=eta,
                 poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
+                least_seconds=msgspec.UNSET if least is None else least,
                 **more,
             )
         status = STATES[letter]

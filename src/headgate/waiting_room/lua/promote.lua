@@ -46,7 +46,7 @@ if queue.fixed then
 end
 local room = queue.capacity and not queue.fixed and queue.capacity - redis.call('ZCARD', seats) or most
 
-local taken = redis.call('ZCARD', seats)
+local before = { taken = redis.call('ZCARD', seats), held = redis.call('ZCARD', holds) }
 local allowed, grants, take = allowance(queue)
 local wanted = math.min(allowed + grants, room)
 local called, replies, full = 0, {}, false
@@ -95,12 +95,12 @@ if called > 0 then
 end
 take(called)
 local passed = measure_flow(queue, length, called)
-local taken_now = redis.call('ZCARD', seats)
-local free = queue.capacity and queue.capacity - taken_now or math.huge
+local after = { taken = before.taken + called, held = before.held + called }
+local free = queue.capacity and queue.capacity - after.taken or math.huge
 if not queue.fixed then
   free = math.min(free, free_seats(servers_open))
 end
-measure_turnover(queue, passed, taken, taken_now, math.max(0, free))
+measure_turnover(queue, passed, before, after, math.max(0, free))
 note_minute(queue, history, replies)
 
 local busy = redis.call('ZCARD', waiting) + redis.call('ZCARD', away) + redis.call('ZCARD', leases)

@@ -7,9 +7,9 @@
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, claim (what they can show)
---- RETURNS  for each user, packed: state, account, place, rank, generation, rate, admissions and seconds it is known
----          from, wake, grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken; and
----          for who is called: left_ms, ticket, server, address
+--- RETURNS  for each user, packed: state, account, place, rank, generation, seconds since there is a line, wake, grace_ms,
+---          serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest
+---          turnover, seconds of a tick; and for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_RESET NOT_IN_LINE FORBIDDEN
 --- AGAIN    same answer: the same moment is noted again
 --@include arrive

@@ -1,6 +1,6 @@
 --- Somebody asks: find them, bring them back where they belong, and say how they stand.
 --@include placement
-local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddddBdd', '<dBc0Bc0Hc0'
+local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddBdd', '<dBc0Bc0Hc0'
 
 --- What an asker can show for themselves: nothing, 'p' (proven), 'pa' (proven, and an account), or further the place,
 --- the generation and the nickname of a place token.
@@ -92,8 +92,7 @@ end
 --- What a person is told, packed; what all are told alike is packed once.
 local function answer(queue, state, account, place, rank)
   if not queue.common then
-    local rate, seen, age = flow(queue)
-    queue.common = struct.pack(COMMON_FORM, queue.generation, rate, seen, age, queue.unattended and 1 or 0,
+    queue.common = struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, queue.unattended and 1 or 0,
       queue.grace_ms, queue.serving) .. forecast(queue)
   end
   return struct.pack(ANSWER_FORM, state, account, place, rank) .. queue.common

@@ -18,25 +18,42 @@ local function measure_flow(queue, length, called)
 end
 
 --- Filling seats that were free anyway says nothing of those further behind: they get seats that somebody gives up. So
---- how often a taken seat is given up is measured by itself, over all seats and the time that they were taken.
---- `before` is how many were taken when this step began to call people, `after` how many are now, `free` the rest.
+--- how long a seat is taken is measured by itself, in its two parts: held until its owner comes in, then taken until
+--- they go. Each part is its time over all seats by the number of its ends, which is right however few have ended yet.
+--- Of many departures the latest tell enough, so the more there are, the faster the past fades.
+local MANY_FREED = 400
+local QUICKEST_FADE = 0.25
+
 local function measure_turnover(queue, passed, before, after, free)
-  local freed, taken_ms, taken = string.match(queue.turnover, '^(%S+) (%S+) (%S+)$')
-  freed, taken_ms, taken = tonumber(freed or 0), tonumber(taken_ms or 0), tonumber(taken or before)
-  local fading = math.exp(-passed / FLOW_MS)
-  freed = freed * fading + math.max(0, taken - before)
+  local saved, numbers = queue.turnover, {}
+  for number in string.gmatch(saved, '%S+') do
+    numbers[#numbers + 1] = tonumber(number)
+  end
+  local freed, taken_ms, taken = numbers[1] or 0, numbers[2] or 0, numbers[3] or before.taken - before.held
+  local came, held_ms, held = numbers[4] or 0, numbers[5] or 0, numbers[6] or before.held
+  local fading = math.exp(-passed / (FLOW_MS * math.max(QUICKEST_FADE, math.min(1, MANY_FREED / math.max(freed, 1)))))
+  freed = freed * fading + math.max(0, taken + held - before.taken)
   taken_ms = taken_ms * fading + taken * passed
+  came = came * fading + math.max(0, held - before.held)
+  held_ms = held_ms * fading + held * passed
   local limit = math.min(queue.rate or math.huge, queue.batch * 1000 / queue.tick_ms)
-  if queue.paused then
+  if queue.paused or (queue.opens and queue.thing.raw < queue.opens) then
     limit = 0
   end
-  local rate, stay_ms = 0, 0
+  local seats, cycle_ms, rate = after.taken + free, 0, 0
+  local coming_ms = came >= 1 and held_ms / came or 0
   if freed >= 1 and taken_ms > 0 then
-    stay_ms = taken_ms / freed
-    rate = math.min(limit, (after + free) * 1000 / stay_ms)
+    cycle_ms = coming_ms + taken_ms / freed
+    rate = math.min(limit, seats * 1000 / cycle_ms)
   end
-  redis.call('HSET', queue.keys.meta, 'turnover', string.format('%.6f %.6f %.0f', freed, taken_ms, after),
-    'forecast', struct.pack(FORECAST_FORM, math.min(free, 4294967295), rate, freed, stay_ms / 1000))
+  -- With so few departures seen, many more may follow in the same time; hardly more than these.
+  local fastest = limit
+  if taken_ms + held_ms > 0 then
+    fastest = math.min(limit, seats * 1000 * (freed + 2 + 2 * math.sqrt(freed + 1)) / (taken_ms + held_ms))
+  end
+  redis.call('HSET', queue.keys.meta, 'turnover', string.format('%.6f %.6f %.0f %.6f %.6f %.0f', freed, taken_ms,
+    after.taken - after.held, came, held_ms, after.held), 'forecast', struct.pack(FORECAST_FORM,
+    math.min(free, 4294967295), rate, freed, cycle_ms / 1000, limit, fastest, queue.tick_ms / 1000))
 end
 
 --- Close the minute that has passed, if one has: what happened in it, and how things stood at its end.

@@ -11,7 +11,7 @@ local LOOK_MS = 250
 local EVENTS_KEPT = 10000
 local LOST_MS = 3600000
 local FLOW_MS = 60000
-local FORECAST_FORM = '<I4ddd'
+local FORECAST_FORM = '<I4dddddd'
 
 --- What the policy says is read when it is first asked for: somebody who only waits needs none of it.
 local function read_policy(queue)
@@ -82,25 +82,24 @@ local function recently_lost(queue)
   return queue.lost > 0 and queue.now - queue.lost < LOST_MS
 end
 
---- How many a second were admitted lately, how many admissions that is known from, and over how many seconds.
+--- How many a second were admitted lately.
 local function flow(queue)
   if queue.flow_age < 3000 then
-    return 0, 0, 0
+    return 0
   end
-  return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS))), queue.flow_sum,
-    queue.flow_age / 1000
+  return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS)))
 end
 
 --- What to expect, packed: seats that are free for those in front; how many a second come in after them, how many
---- departures that is known from, and for how many seconds a seat is taken.
+--- departures that is known from, and for how many seconds a seat is taken; how many a second the policy lets in at
+--- most, and how many of those behind can hardly be exceeded; seconds from one tick to the next.
 local function forecast(queue)
-  return queue.forecast or struct.pack(FORECAST_FORM, 0, 0, 0, 0)
+  return queue.forecast or struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0)
 end
 
 --- For how many seconds somebody at this rank will wait, as far as is known; else 0.
 local function expected_wait(queue, rank)
-  local free, turnover = struct.unpack(FORECAST_FORM, forecast(queue))
-  local pace = flow(queue)
+  local free, turnover, _, _, pace = struct.unpack(FORECAST_FORM, forecast(queue))
   local first = math.min(rank, free)
   if (first > 0 and pace <= 0) or (rank > first and turnover <= 0) then
     return 0
