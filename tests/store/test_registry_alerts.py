@@ -6,6 +6,11 @@ import asyncio
 
 import pytest
 
+from headgate.cli.presence import live_settings
+from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.model import ContentType, Draft
+from headgate.config.values import Config
+from headgate.kit.logs import Level
 from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
 from headgate.registry.checks import Checker
 from headgate.registry.health import Prober
@@ -14,7 +19,7 @@ from headgate.registry.model import Beat, Record
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store
 from tests.store.test_registry_health import LOCAL, NS, check_of, site, steps
-from tests.topology import free_port
+from tests.topology import eventually, free_port
 
 pytestmark = pytest.mark.anyio
 TARGET = AlertTarget("http://127.0.0.1:1/", "generic")
@@ -55,6 +60,38 @@ async def test_health_is_told_when_it_goes_and_when_it_is_back(store: Store) -> 
         web.status = 200
         await steps(checker, lambda: told(("health", True)))
     assert raised(alerts) == [("health", False), ("health", True)]
+
+
+async def test_the_target_is_changed_live_and_given_back(store: Store) -> None:
+    config, alerts = Config(store, definitions={NAMESPACE: DEFINITIONS}), Alerts(TARGET)
+    following = asyncio.ensure_future(live_settings(config, usual=Level.INFO, alerts=alerts).run())
+
+    async def publish(content: str | None) -> None:
+        draft = Draft("alerts/target", content, ContentType.JSON)
+        await config.publish(NAMESPACE, [draft], author="ann")
+
+    await eventually(lambda: config.feed.readers == 1)
+    await publish('{"url": "https://hooks.example/x", "format": "slack"}')
+    await eventually(lambda: alerts.target == AlertTarget("https://hooks.example/x", "slack"), 3)
+    await publish(None)
+    await eventually(lambda: alerts.target == TARGET, 3)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_an_address_that_is_none_costs_one_alert_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.registry.alerts.FIRST_PAUSE", 0.01)
+    async with site() as hook:
+        alerts = Alerts(AlertTarget("http://[::1"))
+        sending = asyncio.ensure_future(alerts.run())
+        alerts.raise_alert("death", "lost", namespace=NS, service="game/g", key="k")
+        await eventually(lambda: not alerts._waiting)
+        alerts.target = AlertTarget(f"http://127.0.0.1:{hook.port}/")
+        alerts.raise_alert("death", "told", namespace=NS, service="game/g", key="k")
+        await eventually(lambda: any(b"told" in body for body in hook.bodies))
+        assert not sending.done()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_without_a_target_nothing_is_kept() -> None:

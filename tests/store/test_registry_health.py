@@ -286,6 +286,34 @@ async def test_a_check_that_hangs_holds_up_no_other_and_is_made_once(store: Stor
     assert calls == 1, "five seconds of two workers, and nobody asks again while the first still waits"
 
 
+async def test_the_checks_of_a_worker_that_died_are_taken_over(store: Store) -> None:
+    class Dying(Prober):
+        async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
+            await asyncio.Event().wait()  # and nothing more is heard of it
+            return False
+
+    registry = Registry(store)
+    dead, heir = (Checker(Registry(store), kind(LOCAL), Alerts()) for kind in (Dying, Prober))
+    async with site() as web:
+        check = check_of(web.port, timeout_seconds=1)
+        await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check))
+
+        async def taken() -> bool:
+            await dead.step()
+            return dead._under_way == 1
+
+        await eventually(taken)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+
+        async def inherited() -> bool:
+            await heir.step()
+            return bool(web.bodies)
+
+        await eventually(inherited, 15, every=0.05)
+        assert loop.time() - begun > 1, "not while the first may still answer"
+
+
 async def test_a_record_that_changes_does_not_put_off_its_check(store: Store) -> None:
     registry = Registry(store)
     thing = registry.service(NS, "game", "g")
