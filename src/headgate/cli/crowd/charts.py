@@ -35,7 +35,7 @@ def chart(series: Sequence[Series], unit: str) -> str:
     legend = "".join(f'<span><i style="background:{one.color}"></i>{escape(one.name)}</span>' for one in series)
     axes = _axes(0.0, right, top, unit, "seconds")
     names = ", ".join(one.name for one in series)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(names)}">{axes}{drawn}</svg><div class="legend">{legend}</div>'
+    return f'{_plot(names, axes + drawn)}<div class="legend">{legend}</div>'
 
 
 def histogram(numbers: Sequence[float], color: str, unit: str, bars: int = 40) -> str:
@@ -58,7 +58,13 @@ def histogram(numbers: Sequence[float], color: str, unit: str, bars: int = 40) -
             f'fill="{color}"><title>{start:.1f} to {end:.1f}: {count:,}</title></rect>'
         )
     axes = _axes(low, high, top, "players", unit)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(unit)}">{axes}{"".join(drawn)}</svg>'
+    return _plot(unit, axes + "".join(drawn))
+
+
+def _plot(name: str, drawn: str) -> str:
+    """Frame a drawing: on a phone it is moved sideways, since figures made small to fit could not be read."""
+    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">{drawn}</svg>'
+    return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(name)}">{svg}</div>'
 
 
 def _line(series: Series, right: float, top: float) -> str:

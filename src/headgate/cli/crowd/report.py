@@ -28,6 +28,7 @@ table { border-collapse: collapse; width: 100% } th { color: var(--dim); font-we
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line) }
 th.n, td.n { text-align: right; font-variant-numeric: tabular-nums } .bad { color: var(--bad); font-weight: 600 }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--dim); font: 12px system-ui, sans-serif }
+.plot { overflow-x: auto } @media (max-width: 50rem) { .plot svg { width: 56rem } }
 .legend { display: flex; gap: 1.25rem; flex-wrap: wrap; color: var(--dim); font-size: .85rem }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .4rem; vertical-align: -1px }
 """
