@@ -19,16 +19,19 @@ def wants(locks: Locks, count: int = 2) -> list[Want]:
 
 
 async def test_what_a_later_request_has_got_is_not_given_back_by_an_earlier_one(locks: Locks) -> None:
-    first, second = wants(locks)
+    first, second, third = wants(locks, 3)
     grant = await locks.grant(first, "me")
     assert (await locks.grant(second, "me")).fence == grant.fence
     await locks.give_up(first, "me")
     assert await is_held(locks)
     await locks.give_up(second, "me")
     assert await is_free(locks)
-    await locks.grant(second, "me")
-    await locks.give_up(first, "me")
+    await locks.grant(third, "me")
+    await locks.give_up(second, "me")
     assert await is_held(locks)
+    await locks.give_up(third, "me")
+    assert await is_free(locks)
+    await locks.grant(first, "me")
     await locks.release_as("default", "a", "me")
     assert await is_free(locks)
 

@@ -21,7 +21,7 @@ if saved[9] == holder and not announce and request == '-' then
   local raw, raw_us = server_time()
   local time = calm_time(saved, context, raw, raw_us)
   if time and time < tonumber(saved[11]) and redis.call('ZCARD', line) == 0 then
-    redis.call('HSET', meta, 'raw', text_of(raw), 'holder', '', 'free', text_of(time), 'recalled', '', 'released', released)
+    redis.call('HSET', meta, 'raw', text_of(raw), 'holder', '', 'free', text_of(time), 'released', released)
     return {1}
   end
 end
