@@ -20,6 +20,7 @@ _WATCH = """
 import os, shutil, signal, sys
 for ignored in (signal.SIGTERM, signal.SIGHUP):  # an orphaned group with a paused member is sent SIGHUP
     signal.signal(ignored, signal.SIG_IGN)
+print("ready", flush=True)
 sys.stdin.buffer.read()
 group = os.getpgid(0)
 if os.fork() == 0:
@@ -38,8 +39,15 @@ class Reaper:
         self.root = Path(tempfile.mkdtemp(prefix="headgate-tests-"))
         # Close-on-exec, as every descriptor of Python: no server inherits the pipe and keeps it open.
         self._child = subprocess.Popen(
-            [sys.executable, "-c", _WATCH, str(self.root)], stdin=subprocess.PIPE, process_group=0
+            [sys.executable, "-c", _WATCH, str(self.root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
         )
+        # Until it says so, a signal to its group would end it, and nobody would clean up.
+        assert self._child.stdout is not None
+        with self._child.stdout as output:
+            assert output.readline() == b"ready\n"
         self._count = 0
 
     def directory(self, name: str) -> Path:
