@@ -74,7 +74,7 @@ class Fleet:
             await client.aclose()
 
 
-@pytest.mark.alone
+@pytest.mark.quiet
 async def test_hundred_requests_over_three_processes(three: list[RelayProcess]) -> None:
     """Nothing refused, all answered, and at nearly the pace that the limit allows."""
     fleet = Fleet(three, f"up-{secrets.token_hex(4)}")
