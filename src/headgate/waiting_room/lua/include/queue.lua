@@ -33,20 +33,21 @@ local POLICY_LATER = {
 }
 
 local function open_queue(keys, context)
-  local thing = open_thing(keys.meta, context, 0)
-  local saved = redis.call('HMGET', keys.meta, 'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining',
-    'serving', 'visit_by', 'lost', 'flow_sum', 'flow_age', 'turnover', 'forecast')
+  local saved = redis.call('HMGET', keys.meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
+    'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining', 'serving', 'visit_by', 'lost', 'flow_sum',
+    'flow_age', 'turnover', 'forecast')
+  local thing = open_thing(keys.meta, context, 0, saved)
   local policy = redis.call('HMGET', keys.policy, 'version', 'grace', 'longest')
-  local at, time = tonumber(saved[3] or thing.now), tonumber(saved[4] or 0)
+  local at, time = tonumber(saved[11] or thing.now), tonumber(saved[12] or 0)
   local passed = thing.now - at
   time = time + math.max(0, math.min(passed, VISIT_MS))
   local queue = {
     keys = keys, thing = thing, now = thing.now, time = time, seconds = math.floor(time / 1000), epoch = thing.epoch,
-    generation = tonumber(saved[1] or 1), deleted = saved[2] == '1', paused = saved[5] == '1',
-    draining = saved[6] == '1', serving = tonumber(saved[7] or 0), unattended = thing.now > tonumber(saved[8] or 0),
-    lost = tonumber(saved[9] or 0),
-    flow_sum = tonumber(saved[10] or 0), flow_age = tonumber(saved[11] or 0), turnover = saved[12] or '',
-    forecast = saved[13], counts = {},
+    generation = tonumber(saved[9] or 1), deleted = saved[10] == '1', paused = saved[13] == '1',
+    draining = saved[14] == '1', serving = tonumber(saved[15] or 0), unattended = thing.now > tonumber(saved[16] or 0),
+    lost = tonumber(saved[17] or 0),
+    flow_sum = tonumber(saved[18] or 0), flow_age = tonumber(saved[19] or 0), turnover = saved[20] or '',
+    forecast = saved[21], counts = {},
     version = policy[1], grace_ms = tonumber(policy[2]), longest = tonumber(policy[3]) or false,
     together = false, length = false, common = false,
     as_saved = thing.state == 'same' and passed > 0 and passed < LOOK_MS and thing.last,
