@@ -166,3 +166,10 @@ async def test_when_the_store_is_away_each_queue_does_what_its_operator_chose(
         async with httpx2.AsyncClient() as anybody:
             metrics = (await anybody.get(f"{process.ops_url}/metrics")).text
         assert 'headgate_gate_fail_mode_total{mode="open",queue="lenient"}' in metrics
+        for node in topology.nodes:
+            await node.restart()
+
+        async def back() -> bool:
+            return (await client.get("/api/gate/check", params={"resource": "shut", "userId": "new"})).status_code == 200
+
+        await until(back, 10)

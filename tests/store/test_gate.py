@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
 
 import pytest
 
 from headgate.kit.problems import InvalidRequest
-from headgate.store import Store
+from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.gate import Gate, Question, Reason, Verdict
 from headgate.waiting_room.passes import VISITOR_SECONDS, Visitor
-from headgate.waiting_room.policy import Auto, Bypass, PolicyChange
+from headgate.waiting_room.policy import Auto, Bypass, FailMode, PolicyChange
+from tests.topology import Topology
 
 NS = "default"
 
@@ -287,3 +289,29 @@ async def test_a_gates_queue_without_seats_of_its_own_admits_by_rate(gate: Gate)
     assert (await ask(gate, target="/sale/a")).reason is Reason.WAITING
     await configure(gate, "seated", paths=["/seated/**"], capacity=0)
     assert (await ask(gate, target="/seated/a")).reason is Reason.WAITING
+
+
+async def test_a_store_that_was_away_a_moment_ago_is_not_waited_for_again(
+    fresh_server: Callable[..., Topology],
+) -> None:
+    server = fresh_server()
+    async with open_store(StoreSettings(url=server.url, deadline_ms=300)) as store:
+        room = WaitingRoom(store)
+        gate = Gate(store, room)
+        await configure(gate, "sale", capacity=0, fail_mode=FailMode.OPEN)
+        assert not (await ask(gate, "sale")).passes
+        queue = room.queues.thing(NS, "sale")
+        node = server.primary_of(queue.key("waiting"))
+        try:
+            node.pause()
+            assert (await ask(gate, "sale")).reason is Reason.FAIL_OPEN
+        finally:
+            node.resume()
+        # Had it been asked, it would have said that one must wait.
+        gate._away[queue] = monotonic() + 60
+        assert (await ask(gate, "sale")).reason is Reason.FAIL_OPEN
+        gate._away[queue] = monotonic()
+        assert (await ask(gate, "sale")).reason is Reason.WAITING
+        assert not gate._away
+        gate.rules.close()
+        room.queues.close()

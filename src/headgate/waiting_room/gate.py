@@ -34,6 +34,7 @@ REVOKE = script("headgate.waiting_room", "revoke")
 FULL_SECONDS: Final = 0.1
 FLUSH_SECONDS: Final = 0.25
 COOL_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
 MOST_RECOGNISED: Final = 20_000
@@ -95,6 +96,8 @@ class Gate:
         self.traffic = Traffic(store, room.queues, self.rules)
         self._keys: PassKeys | None = None
         self._full: dict[Thing, float] = {}
+        # Queues whose part of the store was away, and until when nobody asks there.
+        self._away: dict[Thing, float] = {}
         # Answers since the last flush: a hot path must not pay for its figures.
         self._figures: dict[Reason, int] = {}
         # Cookies that were found good: the same few bytes come with every picture of a page.
@@ -171,12 +174,16 @@ class Gate:
             now = self.rules.now()
             visitor = self._shown(question, now)
             held = self._held(match, question.user_id, visitor, now)
-            if held is not None:
-                renewed = await self._renew(match, question.user_id, visitor)
-                if renewed is not None:
-                    return renewed
-            return await self._enter(match, question.user_id, visitor or self.newcomer())
+            if self._away:
+                self._look_again(match.queue)
+            verdict = await self._renew(match, question.user_id, visitor) if held is not None else None
+            if verdict is None:
+                verdict = await self._enter(match, question.user_id, visitor or self.newcomer())
+            if self._away:
+                self._away.pop(match.queue, None)
+            return verdict
         except StoreUnavailable:
+            self._away.setdefault(match.queue, monotonic() + AWAY_SECONDS)
             mode = match.guard.policy.fail_mode
             FAIL_MODE.labels(label(match.guard.thing), mode).inc()
             if held is not None or mode is FailMode.OPEN:
@@ -185,6 +192,16 @@ class Gate:
         except QueueUnknown:
             # Switched off or deleted a moment ago: whoever asks passes.
             return Verdict(True, Reason.OFF, match.queue.name)
+
+    def _look_again(self, queue: Thing) -> None:
+        """Let one request a second find out whether a queue is back; the others are answered without waiting for it."""
+        now = monotonic()
+        until = self._away.get(queue)
+        if until is None:
+            return
+        if now < until:
+            raise StoreUnavailable
+        self._away[queue] = now + AWAY_SECONDS
 
     def _bypasses(self, match: Match, question: Question) -> bool:
         guard = match.guard
