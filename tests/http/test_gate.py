@@ -170,6 +170,8 @@ async def test_when_the_store_is_away_each_queue_does_what_its_operator_chose(
             await node.restart()
 
         async def back() -> bool:
-            return (await client.get("/api/gate/check", params={"resource": "shut", "userId": "new"})).status_code == 200
+            return (
+                await client.get("/api/gate/check", params={"resource": "shut", "userId": "new"})
+            ).status_code == 200
 
         await until(back, 10)
