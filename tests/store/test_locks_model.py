@@ -210,6 +210,8 @@ class LockMachine(RuleBasedStateMachine):
         owners = cast("list[bytes]", self.run(self.store.read(self.lock, "HVALS", self.lock.key("owners"))))
         assert sum(map(int, owners)) == len(self.model.line)
         assert self.run(self.store.read(self.lock, "HLEN", self.lock.key("waiters"))) == len(self.model.line)
+        if self.model.line:  # else the short way would pass by those who wait
+            assert self.run(self.store.read(self.lock, "HGET", self.lock.key("meta"), "lined")) == b"1"
 
     def line(self) -> list[str]:
         members = self.run(self.store.read(self.lock, "ZRANGE", self.lock.key("line"), 0, -1))

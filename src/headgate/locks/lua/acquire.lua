@@ -17,10 +17,10 @@ local joins, handed, request = join ~= '0', join == '2', ARGV[11]
 local MOST_PASSED = 1000
 
 local saved = read_lock(meta)
-if saved[9] == '' and not announce then
+if saved[9] == '' and saved[18] ~= '1' and not announce then
   local raw, raw_us = server_time()
   local time, number = calm_time(saved, context, raw, raw_us)
-  if time and time >= tonumber(saved[14]) and redis.call('ZCARD', line) == 0 then
+  if time and time >= tonumber(saved[14]) then
     local now, fence = text_of(time), text_of(math.max(saved[4] + 1, number))
     redis.call('HSET', meta, 'raw', text_of(raw), 'last', fence, 'holder', holder, 'fence', fence,
       'ends', text_of(time + ttl_ms), 'since', now)
@@ -51,6 +51,7 @@ local passed_over = (joins and not place and not newcomer) and 1 or 0
 if joins and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
   join_line(line, waiters, owners, holder, place, owner, terms_of(request, handed, ttl_ms, delay_ms, label))
+  redis.call('HSET', meta, 'lined', '1')
   waiting = waiting + 1
 elseif joins and place and request ~= '-' then
   local whose = owner_of(waiters, holder) or owner
@@ -89,7 +90,8 @@ end
 if place then
   gone = gone + leave_line(line, waiters, owners, holder)
 end
-local fence = give_lock(lock, holder, ttl_ms, delay_ms, label, 'request', request)
+local lined = waiting > gone and '1' or ''
+local fence = give_lock(lock, holder, ttl_ms, delay_ms, label, 'request', request, 'lined', lined)
 if waiting > gone or announce then
   tell_taken(lock, events, ttl_ms + delay_ms, place or fence)
 end

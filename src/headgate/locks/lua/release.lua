@@ -17,10 +17,10 @@ local REMEMBERED_BYTES = 150
 
 local saved = read_lock(meta)
 local released = nonce .. ' ' .. string.sub(saved[17] or '', 1, REMEMBERED_BYTES)
-if saved[9] == holder and not announce and request == '-' then
+if saved[9] == holder and saved[18] ~= '1' and not announce and request == '-' then
   local raw, raw_us = server_time()
   local time = calm_time(saved, context, raw, raw_us)
-  if time and time < tonumber(saved[11]) and redis.call('ZCARD', line) == 0 then
+  if time and time < tonumber(saved[11]) then
     redis.call('HSET', meta, 'raw', text_of(raw), 'holder', '', 'free', text_of(time), 'released', released)
     return {1}
   end
@@ -43,7 +43,8 @@ if mine then
     ttl_ms, delay_ms, label, asked = read_terms(waiters, heir, owner)
   end
   if not ttl_ms then
-    close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released)
+    close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released,
+      'lined', heir and '1' or '')
     call_head(lock, line, events, announce)
     return {1}
   end

@@ -4,9 +4,11 @@
 --- made anew in each call and cost more than what they do, so the others are included behind the short way out.
 --@include server_time
 --@include text_of
+
+--- Read what meta says of the clock, the lease and the line (lined: 1 whenever anybody stands there, and maybe a while longer).
 local function read_lock(meta)
   return redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
-    'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label', 'released')
+    'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label', 'released', 'lined')
 end
 
 --- Give the lock's time and the microseconds for its numbers, or nothing if the clock must look closer. While it holds (a
