@@ -147,6 +147,21 @@ async def test_whoever_has_the_version_is_not_sent_it_again(client: httpx2.Async
         assert (await client.get(path, headers={"If-None-Match": given})).status_code == status, given
 
 
+async def test_the_document_names_the_conditions(client: httpx2.AsyncClient) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+
+    def headers(path: str, method: str) -> set[str]:
+        return {each["name"] for each in paths[path][method].get("parameters", ()) if each["in"] == "header"}
+
+    key, watch = "/cfg/v1/{namespace}/{key}", "/cfg/v1/{namespace}/watch"
+    assert headers(key, "put") == {"If-Match", "If-None-Match"}
+    assert headers(key, "delete") == headers(key, "post") == {"If-Match"}
+    assert headers(key, "get") == headers("/sd/v1/instances", "get") == {"If-None-Match"}
+    assert headers(watch, "get") == headers("/sd/v1/watch", "get") == {"Last-Event-ID"}
+    assert "304" in paths[key]["get"]["responses"]
+    assert "304" in paths["/sd/v1/instances"]["get"]["responses"]
+
+
 async def test_a_batch_keeps_content_types_and_checks_by_them(client: httpx2.AsyncClient, namespace: str) -> None:
     space = f"/cfg/v1/{namespace}"
     await client.put(f"{space}/a", json={"content": "{}", "contentType": "json"})

@@ -114,6 +114,7 @@ def operations(config: Config) -> list[Operation]:
     """List config's routes."""
     api = _Api(config)
     space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
+    expecting = {"If-Match": 'The version that must be the newest, such as `"3"`; else 412 with the one that is.'}
     writes = (VersionConflict, ContentInvalid, TooLarge, NamespaceFull)
     return [
         Operation(
@@ -128,24 +129,28 @@ def operations(config: Config) -> list[Operation]:
         Operation(
             "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG,
             query=WatchQuery, content_type="text/event-stream", namespaced=True,
+            headers={"Last-Event-ID": "The revision to go on from, as an event's id gave it; before `revision`."},
         ),
         Operation(
             "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get",
             access=Access.READ, tag=TAG, query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion),
-            namespaced=True,
+            namespaced=True, other_statuses=(304,), headers={"If-None-Match": "The version you have: 304 if it is the newest."},
+            description="`GET …/{key}/history` answers `{versions: […]}`, newest first, each with its difference.",
         ),
         Operation(
             "PUT", one, api.put, "Publish a new version", name="config_put", access=Access.SERVICE, tag=TAG,
             body=PublishRequest, body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
+            headers={**expecting, "If-None-Match": "`*`: only if there is no such key."},
         ),
         Operation(
             "DELETE", one, api.delete, "Delete a key; its history stays", name="config_delete", access=Access.SERVICE,
             tag=TAG, query=DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
+            headers=expecting,
         ),
         Operation(
             "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
             name="config_roll_back", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
-            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True,
+            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True, headers=expecting,
         ),
     ]  # fmt: skip
 

@@ -151,10 +151,13 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         answer: type | None = None,
         content_type: str = "application/json",
         errors: tuple[type[HeadgateError], ...] = (),
+        other_statuses: tuple[int, ...] = (),
+        headers: dict[str, str] | None = None,
     ) -> Operation:
         return Operation(
             method, path, handler, summary, access=access, tag=TAG, query=query, body=body, body_limit=body_limit,
             body_optional=body_optional, answer=answer, content_type=content_type, errors=errors, namespaced=True,
+            other_statuses=other_statuses, headers=headers or {},
             name=f"registry_{getattr(handler, '__name__', 'call')}",
         )  # fmt: skip
 
@@ -174,7 +177,8 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         ),
         route(
             "GET", "/sd/v1/instances", api.discover, "Find instances", Access.READ,
-            query=DiscoverQuery, answer=Listing,
+            query=DiscoverQuery, answer=Listing, other_statuses=(304,),
+            headers={"If-None-Match": "The ETag you have: 304 while the same instances are there."},
         ),
         route(
             "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=Place, errors=(Superseded,),
@@ -195,6 +199,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         route(
             "GET", "/sd/v1/watch", api.watch, "Watch a service, or all groups of a type", Access.READ,
             query=WatchQuery, content_type="text/event-stream",
+            headers={"Last-Event-ID": "The position to go on from, as an event's id gave it; before `revision`."},
         ),
         route(
             "GET", "/sd/v1/metrics", api.metrics, "Every instance's numeric performance, for Prometheus", Access.READ,
