@@ -253,7 +253,8 @@ class Permits:
         late_ms = round(policy.delivery_seconds * 1000)
         # After the lease the store takes the request for answered then; a word after that changes nothing.
         while self._loop.time() < permit.lease_at or outcome is Outcome.ANSWERED:
-            age_ms = int((self._loop.time() - answered) * 1000)
+            # The loop's clock may count whole milliseconds: the answer is never taken for older than it is.
+            age_ms = max(0, int((self._loop.time() - answered) * 1000) - 1)
             with suppress(StoreUnavailable):
                 reply = cast(
                     "list[Reply]",
