@@ -17,8 +17,7 @@ MEMBER_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 _THING = re.compile(THING_PATTERN, re.ASCII)
 _CONFIG_KEY = re.compile(CONFIG_KEY_PATTERN, re.ASCII)
 _MEMBER = re.compile(MEMBER_PATTERN, re.ASCII)
-_UUID_FIXED = (0xF000 << 64) | (0xC000 << 48)  # where a UUID says its version and variant
-_UUID_VERSION_4 = (0x4000 << 64) | (0x8000 << 48)
+_UUID_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -63,10 +62,9 @@ def new_ulid() -> str:
 
 def new_uuid() -> str:
     """Make an id that nobody can guess."""
-    # As uuid.uuid4 does it, at half the cost: every status of the waiting room makes one.
-    number = int.from_bytes(os.urandom(16), "big") & ~_UUID_FIXED | _UUID_VERSION_4
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    # As uuid.uuid4 does it, at a fraction of the cost: every entry of the waiting room makes one.
+    text = os.urandom(16).hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_UUID_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"
 
 
 def _matched(pattern: re.Pattern[str], value: str, field: str, rule: str) -> str:

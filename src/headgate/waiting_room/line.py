@@ -19,7 +19,7 @@ from headgate.waiting_room.model import Entry, Status
 from headgate.waiting_room.problems import NotInLine, QueueLost
 from headgate.waiting_room.queues import Queues, label
 from headgate.waiting_room.signing import PLACE_SECONDS, Place, ProofKeys, SigningKeys
-from headgate.waiting_room.telling import FINAL, Teller, Wake, place_of
+from headgate.waiting_room.telling import FINAL, Hearer, Wake, place_of, tell
 
 ENTRY = script("headgate.waiting_room", "entry")
 STATUS = script("headgate.waiting_room", "status")
@@ -62,7 +62,7 @@ class Line:
         self._queues = queues
         self._keys = keys
         self._proofs = proofs
-        self._teller = Teller(queues, wake)
+        self._hearer = Hearer(queues, wake)
         self._entries = Batch(store, ENTRY, shared=lambda thing: (serving(thing), new_uuid()), most=128)
         self._statuses = Batch(store, STATUS, shared=lambda thing: (serving(thing), new_uuid()))
         self._watchers: dict[Thing, dict[str, set[asyncio.Event]]] = {}
@@ -93,17 +93,18 @@ class Line:
         except QueueLost:
             reply = cast("bytes", await self._queues.kept(thing, lambda: self._entries.call(thing, *item)))
         number, account = place_of(reply)
+        common = self._hearer.common(thing, reply)
         place = Place(
             sub=user_id,
             aud=thing.name,
-            gen=self._teller.common(thing, reply).generation,
+            gen=common.generation,
             place=number,
             exp=int(time.time()) + PLACE_SECONDS,
             ns=thing.namespace,
             account=account,
             name=nickname,
         )
-        return self._teller.tell(Entry, thing, user_id, reply, keys, place_token=keys.sign_place(place))
+        return tell(Entry, thing, user_id, reply, common, keys, place_token=keys.sign_place(place))
 
     async def status(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> Status:
         """Say where somebody stands, and note that they asked."""
@@ -118,7 +119,7 @@ class Line:
             member_id(user_id, "userId")  # nearly everybody is found: only who is not may have given what is no id
             raise
         keys = await self._keys() if reply[0] == CALLED else None
-        return self._teller.tell(Status, thing, user_id, reply, keys)
+        return tell(Status, thing, user_id, reply, self._hearer.common(thing, reply), keys)
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""

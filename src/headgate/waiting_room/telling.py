@@ -59,8 +59,8 @@ def place_of(reply: bytes) -> tuple[int, bool]:
     return int(place), bool(account)
 
 
-class Teller:
-    """Turns the scripts' answers into what people are told."""
+class Hearer:
+    """Takes note of what the scripts' answers say of a queue."""
 
     def __init__(self, queues: Queues, wake: Wake) -> None:
         self._queues = queues
@@ -80,43 +80,43 @@ class Teller:
             self._wake(thing)
         return common
 
-    def tell(
-        self, kind: type[Told], thing: Thing, user_id: str, reply: bytes, keys: SigningKeys | None, **more: Any
-    ) -> Told:
-        """Say it in our words; `keys` sign the ticket of somebody who is called."""
-        common = self.common(thing, reply)
-        letter, _, place, rank = _OWN.unpack_from(reply)
-        if letter == b"W":
-            flow = common.flow
-            eta = least = None
-            if flow is not None:
-                eta = flow.eta(rank)
-                if eta is None:
-                    least = flow.least(rank)
-            return kind(
-                status=State.WAITING,
-                queue=thing.name,
-                user_id=user_id,
-                rank=rank,
-                place=int(place),
-                eta=eta,
-                poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
-                least_seconds=msgspec.UNSET if least is None else least,
-                **more,
-            )
-        status = STATES[letter]
-        told = kind(
-            status=status,
+
+def tell(
+    kind: type[Told], thing: Thing, user_id: str, reply: bytes, common: Common, keys: SigningKeys | None, **more: Any
+) -> Told:
+    """Say it in our words; `keys` sign the ticket of somebody who is called."""
+    letter, _, place, rank = _OWN.unpack_from(reply)
+    if letter == b"W":
+        flow = common.flow
+        eta = least = None
+        if flow is not None:
+            eta = flow.eta(rank)
+            if eta is None:
+                least = flow.least(rank)
+        return kind(
+            status=State.WAITING,
             queue=thing.name,
             user_id=user_id,
             rank=rank,
             place=int(place),
-            eta=None,
-            poll_after_ms=INSIDE_POLL_MS,
-            advice=ADVICE.get(status, msgspec.UNSET),
+            eta=eta,
+            poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
+            least_seconds=msgspec.UNSET if least is None else least,
             **more,
         )
-        return _called(told, keys, thing, common.generation, reply) if status is State.PROMOTED else told
+    status = STATES[letter]
+    told = kind(
+        status=status,
+        queue=thing.name,
+        user_id=user_id,
+        rank=rank,
+        place=int(place),
+        eta=None,
+        poll_after_ms=INSIDE_POLL_MS,
+        advice=ADVICE.get(status, msgspec.UNSET),
+        **more,
+    )
+    return _called(told, keys, thing, common.generation, reply) if status is State.PROMOTED else told
 
 
 def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes) -> Told:
