@@ -2,62 +2,145 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import asyncio
+import random
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.registry.model import Record
 from headgate.sdk.client import Headgate
 
 log = structlog.get_logger()
 DRAIN_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 2.0
 
 
 def registered(
     app: Asgi, url: str, record: Record, *, token: str | None = None, drain_seconds: float = DRAIN_SECONDS
 ) -> Asgi:
-    """Wrap an application: register when it has started, leave the healthy lists and then the registry when it stops."""
-    return _Registered(app, Headgate(url, token=token), record, drain_seconds)
+    """Wrap an application: register when it has started, leave the healthy lists and then the registry when it stops.
+
+    An outage does not keep it from starting: it is registered as soon as somebody answers. A refusal does.
+    """
+    return _Registered(app, url, record, token, drain_seconds)
 
 
 class _Registered:
-    def __init__(self, app: Asgi, client: Headgate, record: Record, drain_seconds: float) -> None:
+    def __init__(self, app: Asgi, url: str, record: Record, token: str | None, drain_seconds: float) -> None:
         self._app = app
-        self._client = client
+        self._url = url
         self._record = record
+        self._token = token
         self._drain_seconds = drain_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
-        async with AsyncExitStack() as stack:
-            instance_id: str | None = None
+        inner = _Inner(self._app, scope)
+        presence = _Presence(Headgate(self._url, token=self._token), self._record, self._drain_seconds)
+        try:
+            answer = await inner.tell(await receive())
+            if answer is not None and answer["type"] == "lifespan.startup.failed":
+                await send(answer)
+                return
+            refusal = await presence.begin()
+            if refusal is not None:
+                await inner.tell({"type": "lifespan.shutdown"})
+                await send({"type": "lifespan.startup.failed", "message": f"not registered: {refusal.detail}"})
+                return
+            await send(answer or {"type": "lifespan.startup.complete"})
+            message = await receive()
+            await presence.end()  # before the application stops: traffic must turn away first
+            await send(await inner.tell(message) or {"type": "lifespan.shutdown.complete"})
+        finally:
+            await presence.close()
+            await inner.close()
 
-            async def hear() -> Message:
-                message = await receive()
-                if message["type"] == "lifespan.shutdown" and instance_id is not None:
-                    # Before the application stops: traffic must turn away first.
-                    try:
-                        await self._client.registry.drain(instance_id, wait_seconds=self._drain_seconds)
-                    except HeadgateError as error:
-                        log.warning("could not leave the registry", error=str(error))
-                return message
 
-            async def say(message: Message) -> None:
-                nonlocal instance_id
-                if message["type"] == "lifespan.startup.complete":
-                    try:
-                        await stack.enter_async_context(self._client)
-                        made = await self._client.registry.register(self._record)
-                    except HeadgateError as error:
-                        await send({"type": "lifespan.startup.failed", "message": f"not registered: {error.detail}"})
-                        return
-                    instance_id = made.instance_id
-                    self._client.registry.start_auto_heartbeat(made.instance_id)
-                await send(message)
+class _Inner:
+    """The application's own part of the lifespan; one that knows of none raises or returns, and is served all the same."""
 
-            await self._app(scope, hear, say)
+    def __init__(self, app: Asgi, scope: Scope) -> None:
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._task = asyncio.ensure_future(self._run(app, scope))
+
+    async def tell(self, message: Message) -> Message | None:
+        """Hand a message on and give the answer; None if the application has no ear for it."""
+        await self._inbox.put(message)
+        answer = asyncio.ensure_future(self._outbox.get())
+        await asyncio.wait((answer, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            return self._outbox.get_nowait() if not self._outbox.empty() else None
+        return answer.result()
+
+    async def close(self) -> None:
+        """End it, if it has not ended."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self, app: Asgi, scope: Scope) -> None:
+        try:
+            await app(scope, self._inbox.get, self._outbox.put)
+        except Exception as error:  # noqa: BLE001  # as the protocol has it: who raises knows of no lifespan
+            log.info("the application has no lifespan of its own", error=repr(error))
+
+
+class _Presence:
+    """Being registered, from the first moment that somebody answers until the end."""
+
+    def __init__(self, client: Headgate, record: Record, drain_seconds: float) -> None:
+        self._client = client
+        self._record = record
+        self._drain_seconds = drain_seconds
+        self._leave = asyncio.Event()
+        self._tried: asyncio.Future[HeadgateError | None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> HeadgateError | None:
+        """Try once and go on trying; give what the registry refused it with."""
+        self._task = asyncio.ensure_future(self._run())
+        return await self._tried
+
+    async def end(self) -> None:
+        """Leave."""
+        self._leave.set()
+        if self._task is not None:
+            await self._task
+
+    async def close(self) -> None:
+        """Stop at once."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while not self._leave.is_set():
+            try:
+                async with self._client as headgate:
+                    made = await headgate.registry.register(self._record)
+                    headgate.registry.start_auto_heartbeat(made.instance_id)
+                    self._note(None)
+                    await self._leave.wait()
+                    await headgate.registry.drain(made.instance_id, wait_seconds=self._drain_seconds)
+            except HeadgateError as error:
+                if not self._tried.done() and not isinstance(error, StoreUnavailable):
+                    self._note(error)
+                    return
+                log.warning("not registered", type=self._record.type, error=str(error))
+                self._note(None)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_SECONDS * random.uniform(0.5, 1.5)):
+                        await self._leave.wait()
+
+    def _note(self, refusal: HeadgateError | None) -> None:
+        if not self._tried.done():
+            self._tried.set_result(refusal)

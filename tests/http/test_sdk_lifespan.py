@@ -1,0 +1,123 @@
+"""ASGI applications in the registry: those that know of a lifespan, those that do not, and outages at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from headgate.kit.http import Asgi, Message, Receive, Scope, Send
+from headgate.registry.model import Record
+from headgate.sdk.lifespan import registered
+from tests.processes import Gateway
+from tests.topology import FaultyProxy, eventually, free_port
+
+pytestmark = pytest.mark.anyio
+
+
+async def plain(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "http":
+        raise ValueError("Django can only handle ASGI/HTTP connections")
+
+
+async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+    return
+
+
+class Known:
+    """An application with a lifespan of its own."""
+
+    def __init__(self, answer: str = "complete") -> None:
+        self.answer = answer
+        self.heard: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(2):
+            message = await receive()
+            self.heard.append(message["type"])
+            done = self.answer if message["type"] == "lifespan.startup" else "complete"
+            await send({"type": f"{message['type']}.{done}"})
+
+
+@asynccontextmanager
+async def served(app: Asgi) -> AsyncIterator[tuple[str, Callable[[], Any]]]:
+    """Serve an application's lifespan; gives what was answered to the start, and how to stop it."""
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
+    outbox: asyncio.Queue[Message] = asyncio.Queue()
+    running = asyncio.ensure_future(app({"type": "lifespan"}, inbox.get, outbox.put))
+
+    async def stop() -> str:
+        await inbox.put({"type": "lifespan.shutdown"})
+        answer = await asyncio.wait_for(outbox.get(), 10)
+        await asyncio.wait_for(running, 10)
+        return str(answer["type"])
+
+    await inbox.put({"type": "lifespan.startup"})
+    try:
+        yield str((await asyncio.wait_for(outbox.get(), 15))["type"]), stop
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def count(gateway: Gateway, type_: str) -> int:
+    answer = await gateway.client.get("/sd/v1/instances", params={"type": type_, "group": "g"})
+    return len(answer.json()["instances"])
+
+
+@pytest.mark.parametrize("app", [plain, silent, Known()], ids=["raises", "returns", "has one"])
+async def test_any_application_is_registered_while_it_runs(gateway: Gateway, app: Asgi) -> None:
+    type_ = f"web-{secrets.token_hex(4)}"
+    wrapped = registered(app, gateway.url, Record(type=type_, group="g"), token=gateway.token, drain_seconds=0.05)
+    before = asyncio.all_tasks()
+    async with served(wrapped) as (answer, stop):
+        assert answer == "lifespan.startup.complete"
+        assert await count(gateway, type_) == 1
+        assert await stop() == "lifespan.shutdown.complete"
+        assert await count(gateway, type_) == 0
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_an_outage_keeps_nobody_from_starting(gateway: Gateway) -> None:
+    type_ = f"web-{secrets.token_hex(4)}"
+    async with FaultyProxy(gateway.process.port) as proxy:
+        await proxy.refuse()
+        url = f"http://127.0.0.1:{proxy.port}"
+        record = Record(type=type_, group="g")
+        async with served(registered(Known(), url, record, token=gateway.token, drain_seconds=0.05)) as (answer, stop):
+            assert answer == "lifespan.startup.complete"
+            assert await count(gateway, type_) == 0
+            await proxy.accept()
+
+            async def there() -> bool:
+                return await count(gateway, type_) == 1
+
+            await eventually(there, 15)
+            assert await stop() == "lifespan.shutdown.complete"
+        assert await count(gateway, type_) == 0
+
+
+async def test_nobody_waits_for_a_registry_that_never_answers() -> None:
+    wrapped = registered(Known(), f"http://127.0.0.1:{free_port()}", Record(type="web"), drain_seconds=30)
+    async with served(wrapped) as (answer, stop):
+        assert answer == "lifespan.startup.complete"
+        assert await asyncio.wait_for(stop(), 5) == "lifespan.shutdown.complete"
+
+
+async def test_a_refusal_is_a_failed_start_and_the_application_hears_of_its_end(gateway: Gateway) -> None:
+    app = Known()
+    async with served(registered(app, gateway.url, Record(type="web"), token="wrong")) as (answer, _):
+        assert answer == "lifespan.startup.failed"
+    assert app.heard == ["lifespan.startup", "lifespan.shutdown"]
+
+
+async def test_an_application_that_does_not_start_is_not_registered(gateway: Gateway) -> None:
+    type_ = f"web-{secrets.token_hex(4)}"
+    record = Record(type=type_, group="g")
+    async with served(registered(Known("failed"), gateway.url, record, token=gateway.token)) as (answer, _):
+        assert answer == "lifespan.startup.failed"
+        assert await count(gateway, type_) == 0
