@@ -290,6 +290,37 @@ async def test_a_version_that_does_not_fit_spoils_no_snapshot(make: Make, port: 
             await proxy.accept()
 
 
+async def test_a_publish_while_a_live_value_is_made_is_not_missed(hg: Headgate, namespace: str) -> None:
+    await hg.config.set(namespace, "first", "x")
+    await hg.config.live(namespace, "first", str)  # from now on the namespace is followed
+    await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
+    config, left = hg.config, [2, 3]
+    read, save = config._mode.get, config._save
+
+    async def publish() -> None:
+        if left:
+            await config.set(namespace, "limits", f'{{"players": {left.pop(0)}}}')
+            await asyncio.sleep(0.3)  # and everybody has heard of it
+
+    async def slow_read(namespace: str, key: str, version: int | None) -> Value:
+        value = await read(namespace, key, version)
+        await publish()
+        return value
+
+    async def slow_save(namespace: str, value: Value) -> None:
+        await save(namespace, value)
+        await publish()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config._mode, "get", slow_read)
+        patch.setattr(config, "_save", slow_save)
+        live = await config.live(namespace, "limits", Limits)
+        await eventually(lambda: (live.players, live.version, left) == (3, 3, []), 5)
+    with pytest.raises(ValueError, match="does not fit"):
+        await hg.config.live(namespace, "first", Limits)
+    assert len(hg.config._all()) == 2, "who was not made is not kept"
+
+
 async def test_a_live_value_that_is_closed_is_followed_no_more(hg: Headgate, namespace: str) -> None:
     await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
     lives = [await hg.config.live(namespace, "limits", Limits) for _ in range(20)]

@@ -93,27 +93,38 @@ class Config:
     async def live(self, namespace: str, key: str, kind: type[T], *, default: T | None = None) -> Live[T]:
         """Give a typed value that stays current; in an outage it is what was last known, marked stale."""
         made: Live[T] = Live(namespace, key, kind)
+        lives = self._lives.setdefault(namespace, {}).setdefault(key, [])
+        lives.append(made)  # type: ignore[arg-type]  # before it is read: what is published meanwhile must not be missed
+        made.on_close = lambda: lives.remove(made)  # type: ignore[arg-type]
+        try:
+            await self._begin(made, default)
+        except BaseException:
+            await made.close()
+            raise
+        if namespace not in self._following:
+            self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
+        return made
+
+    async def _begin(self, live: Live[T], default: T | None) -> None:
+        namespace, key = live.namespace, live.key
         try:
             value = await self._mode.get(namespace, key, None)
         except StoreUnavailable:
             saved = await self._load(namespace, key)
-            if saved is None or not made.take(saved):
+            if saved is None or not live.take(saved):
                 raise
-            made.stale = True
+            live.stale = True
         except UnknownKey:
             if default is None:
                 raise
-            made._value, made.stale = default, False
+            if not live.known:
+                live._value, live.stale = default, False
         else:
-            if not made.take(value):
-                raise ValueError(f"{key} does not fit {kind.__name__}: {made.error}")
+            if value.version < live.version:
+                return  # the watch was quicker
+            if not live.take(value):
+                raise ValueError(f"{key} does not fit {live.kind.__name__}: {live.error}")
             await self._save(namespace, value)
-        lives = self._lives.setdefault(namespace, {}).setdefault(key, [])
-        lives.append(made)  # type: ignore[arg-type]
-        made.on_close = lambda: lives.remove(made)  # type: ignore[arg-type]
-        if namespace not in self._following:
-            self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
-        return made
 
     async def stop(self) -> None:
         """End all that runs for this part."""
@@ -142,7 +153,8 @@ class Config:
                             case Marked():
                                 position = happening.position
             except HeadgateError as error:
-                log.debug("config watch broke", namespace=namespace, error=str(error))
+                refused = error.status < 500 and not isinstance(error, StoreUnavailable)
+                (log.warning if refused else log.debug)("config watch broke", namespace=namespace, error=str(error))
             except Exception as error:  # noqa: BLE001  # whatever a stream may bring, the watch goes on
                 log.warning("a config watch failed", namespace=namespace, error=repr(error))
             for lives in self._lives.get(namespace, {}).values():

@@ -39,7 +39,7 @@ class Live(Generic[T]):
         self.stale = True
         self.removed = False
         self.error: str | None = None
-        self._kind = kind
+        self.kind = kind
         self._value: T | None = None
         self._listening: list[Listening[Changed]] = []
         self._at_us = 0
@@ -113,9 +113,9 @@ class Live(Generic[T]):
     def _converted(self, value: Value) -> T:
         if value.secret and value.content == MASK:
             raise Forbidden("This token may not see the secret.")
-        if self._kind is str and value.content_type == "text":
-            return msgspec.convert(value.content, self._kind)
-        return msgspec.convert(value.parsed(), self._kind, strict=value.content_type != "properties")
+        if self.kind is str and value.content_type == "text":
+            return msgspec.convert(value.content, self.kind)
+        return msgspec.convert(value.parsed(), self.kind, strict=value.content_type != "properties")
 
     def _tell(self) -> None:
         for made in tuple(self._listening):
