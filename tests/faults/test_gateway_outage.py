@@ -60,6 +60,7 @@ class Requests:
                 await anyio.sleep(0.02)
 
 
+@pytest.mark.quiet
 @pytest.mark.topology("standalone", "sentinel", "cluster")
 async def test_requests_get_503_in_time_and_200_again_without_a_restart(
     fresh_server: Callable[..., Topology], fresh_gateway: Callable[..., GatewayProcess]

@@ -15,7 +15,7 @@ from headgate.store import Store, StoreSettings, Thing, open_store
 from tests.faults.load import SLACK_SECONDS, Call, Load, Outcome
 from tests.topology import FaultyProxy, Node, Standalone, eventually
 
-pytestmark = pytest.mark.topology("standalone")
+pytestmark = [pytest.mark.topology("standalone"), pytest.mark.quiet]
 DEADLINE = 2.0
 
 

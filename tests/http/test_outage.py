@@ -15,7 +15,7 @@ from tests.http.test_callers import in_force, make
 from tests.http.test_requests import problem
 from tests.topology import Node, Standalone, eventually, wait_until
 
-pytestmark = pytest.mark.topology("standalone")
+pytestmark = [pytest.mark.topology("standalone"), pytest.mark.quiet]
 
 PATHS = ("/sample/store", "/sample/prompt/store")
 DEADLINE = 2.0
