@@ -13,7 +13,8 @@ from headgate.registry.model import Instance, Record
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
 from headgate.store.feed import Bookmark, Change, Notice, Snapshot
-from tests.topology import FaultyProxy, Standalone, Topology, eventually
+from tests.store.torn import writer_and_reader
+from tests.topology import Topology, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -251,46 +252,39 @@ async def test_a_restart_is_told_as_a_reset_and_nothing_is_missing(fresh_server:
 async def test_random_histories_keep_every_promise_under_faults(seed: int) -> None:
     """Writers, watchers that come and go, and a connection that is cut, delayed and silenced at random."""
     chance = random.Random(seed)
-    with Standalone() as server:
-        async with (
-            FaultyProxy(server.node.port) as proxy,
-            open_store(StoreSettings(url=server.url, prefix="t")) as writing,
-            open_store(StoreSettings(url=proxy.url, prefix="t")) as reading,
-        ):
-            writer = Registry(writing, RegistrySettings(history=5000))
-            reader = Registry(reading, RegistrySettings(history=5000))
-            thing = writer.service("default", "game", "g")
-            watchers = [Watcher(reader, thing) for _ in range(8)]
-            for watcher in watchers:
-                watcher.start()
-            await eventually(lambda: all(watcher.position is not None for watcher in watchers))
-            for turn in range(300):
-                name = f"i{chance.randrange(12)}"
-                await (put(writer, name, f"h{turn}") if chance.random() < 0.6 else take(writer, name))
-                if chance.random() < 0.05:
-                    watcher = chance.choice(watchers)
-                    await watcher.stop()
-                    watcher.start()
-                if chance.random() < 0.03:
-                    proxy.cut()
-                if chance.random() < 0.02:
-                    proxy.blackhole()
-                    await asyncio.sleep(chance.random() / 5)
-                    proxy.heal()
-            truth = (await writer.feed.read(thing, 0, 10_000)).changes
-            end = truth[-1].revision
-
-            def settled() -> bool:
-                for watcher in watchers:
-                    assert watcher._task is not None
-                    if watcher._task.done():  # the connection broke under it: it resumes from where it was
-                        watcher._task.exception()
-                        watcher.start()
-                return all(watcher.position == end for watcher in watchers)
-
-            await eventually(settled, 20)
-            present = {each.instance_id for each in (await writer.discover("default", "game", "g")).instances}
-            for watcher in watchers:
-                assert watcher.seen == truth, "every change, in order, once, across all interruptions"
-                assert set(watcher.members) == present
+    async with writer_and_reader() as (writer, reader, proxy):
+        thing = writer.service("default", "game", "g")
+        watchers = [Watcher(reader, thing) for _ in range(8)]
+        for watcher in watchers:
+            watcher.start()
+        await eventually(lambda: all(watcher.position is not None for watcher in watchers))
+        for turn in range(300):
+            name = f"i{chance.randrange(12)}"
+            await (put(writer, name, f"h{turn}") if chance.random() < 0.6 else take(writer, name))
+            if chance.random() < 0.05:
+                watcher = chance.choice(watchers)
                 await watcher.stop()
+                watcher.start()
+            if chance.random() < 0.03:
+                proxy.cut()
+            if chance.random() < 0.02:
+                proxy.blackhole()
+                await asyncio.sleep(chance.random() / 5)
+                proxy.heal()
+        truth = (await writer.feed.read(thing, 0, 10_000)).changes
+        end = truth[-1].revision
+
+        def settled() -> bool:
+            for watcher in watchers:
+                assert watcher._task is not None
+                if watcher._task.done():  # the connection broke under it: it resumes from where it was
+                    watcher._task.exception()
+                    watcher.start()
+            return all(watcher.position == end for watcher in watchers)
+
+        await eventually(settled, 20)
+        present = {each.instance_id for each in (await writer.discover("default", "game", "g")).instances}
+        for watcher in watchers:
+            assert watcher.seen == truth, "every change, in order, once, across all interruptions"
+            assert set(watcher.members) == present
+            await watcher.stop()

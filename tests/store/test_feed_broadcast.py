@@ -15,6 +15,7 @@ from headgate.registry.model import Instance, Record
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store, reader
 from headgate.store.feed import READ, Change, Notice, Snapshot
+from tests.store.torn import writer_and_reader
 from tests.topology import FaultyProxy, Standalone, eventually
 
 pytestmark = pytest.mark.anyio
@@ -210,52 +211,46 @@ async def test_the_lag_grows_while_the_store_is_silent() -> None:
 async def test_random_streams_keep_every_promise_under_faults(seed: int) -> None:
     """Clients that come, go, stop reading and resume, while the store's connection is cut, delayed and silenced."""
     chance = random.Random(seed)
-    with Standalone() as server:
-        async with (
-            FaultyProxy(server.node.port) as proxy,
-            open_store(StoreSettings(url=server.url, prefix="t")) as writing,
-            open_store(StoreSettings(url=proxy.url, prefix="t")) as reading,
-        ):
-            writer, far = (Registry(each, RegistrySettings(history=5000)) for each in (writing, reading))
-            clients = [Client(far, Writing(), 0) for _ in range(8)]
-            await eventually(lambda: all(client.lines for client in clients))
-            for turn in range(300):
-                name = f"i{chance.randrange(12)}"
-                if chance.random() < 0.6:
-                    await put(writer, name, f"h{turn}")
-                else:
-                    await writer.remove("default", "game", "g", name)
-                client = chance.choice(clients)
-                fate = chance.random()
-                if fate < 0.04:
-                    await client.stop()
-                    client.start()
-                elif fate < 0.1:
-                    client.may_read.clear()
-                elif fate < 0.2:
-                    client.may_read.set()
-                elif fate < 0.23:
-                    proxy.cut()
-                elif fate < 0.25:
-                    proxy.blackhole()
-                    await asyncio.sleep(chance.random() / 5)
-                    proxy.heal()
-            thing = writer.service("default", "game", "g")
-            changes = (await writer.feed.read(thing, 0, 10_000)).changes
-            truth = [[change.kind, change.member, str(change.revision)] for change in changes]
-
-            def settled() -> bool:
-                for client in clients:
-                    client.may_read.set()
-                    if client.task.done():  # the connection broke under it: it resumes from where it was
-                        client.task.exception()
-                        client.start()
-                return all(client.position == changes[-1].revision for client in clients)
-
-            await eventually(settled, 20)
-            for client in clients:
-                assert client.changes() == truth, "every change, in order, once, across all interruptions"
-                marks = [line for line in client.lines if line[0] == "bookmark"]
-                seen = {"0", *(line[2] for line in truth)}
-                assert {line[2] for line in marks} <= seen
+    async with writer_and_reader() as (writer, far, proxy):
+        clients = [Client(far, Writing(), 0) for _ in range(8)]
+        await eventually(lambda: all(client.lines for client in clients))
+        for turn in range(300):
+            name = f"i{chance.randrange(12)}"
+            if chance.random() < 0.6:
+                await put(writer, name, f"h{turn}")
+            else:
+                await writer.remove("default", "game", "g", name)
+            client = chance.choice(clients)
+            fate = chance.random()
+            if fate < 0.04:
                 await client.stop()
+                client.start()
+            elif fate < 0.1:
+                client.may_read.clear()
+            elif fate < 0.2:
+                client.may_read.set()
+            elif fate < 0.23:
+                proxy.cut()
+            elif fate < 0.25:
+                proxy.blackhole()
+                await asyncio.sleep(chance.random() / 5)
+                proxy.heal()
+        thing = writer.service("default", "game", "g")
+        changes = (await writer.feed.read(thing, 0, 10_000)).changes
+        truth = [[change.kind, change.member, str(change.revision)] for change in changes]
+
+        def settled() -> bool:
+            for client in clients:
+                client.may_read.set()
+                if client.task.done():  # the connection broke under it: it resumes from where it was
+                    client.task.exception()
+                    client.start()
+            return all(client.position == changes[-1].revision for client in clients)
+
+        await eventually(settled, 20)
+        for client in clients:
+            assert client.changes() == truth, "every change, in order, once, across all interruptions"
+            marks = [line for line in client.lines if line[0] == "bookmark"]
+            seen = {"0", *(line[2] for line in truth)}
+            assert {line[2] for line in marks} <= seen
+            await client.stop()

@@ -113,17 +113,6 @@ class Cluster(Topology):
         await anyio.to_thread.run_sync(self.wait_for_new_owner, slot, old)
         await anyio.to_thread.run_sync(wait_until, self.whole, 30, "the old primary follows the new one")
 
-    async def mend(self) -> None:
-        """Bring every server back and wait until the cluster is whole."""
-        await anyio.to_thread.run_sync(self._mend)
-
-    def _mend(self) -> None:
-        for node in self.nodes:
-            if not node.running:
-                node.start()
-            node.resume()
-        wait_until(self.whole, 30, "the cluster is whole again")
-
     def _someone(self) -> Node:
         """A running node that is on the majority's side, as far as it knows."""
         for node in self.nodes:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+import anyio.to_thread
+
 from tests.topology.node import Node, login
+from tests.topology.waiting import wait_until
 
 
 class Topology(ABC):
@@ -32,6 +35,21 @@ class Topology(ABC):
     @abstractmethod
     async def fail_over(self, key: str = "") -> None:
         """Crash the primary of a key and wait until another server, or the same one restarted, serves it."""
+
+    def whole(self) -> bool:
+        """Say whether every server does its part again."""
+        return all(node.running for node in self.nodes)
+
+    async def mend(self) -> None:
+        """Bring every server back and wait until the store is whole."""
+        await anyio.to_thread.run_sync(self._mend)
+
+    def _mend(self) -> None:
+        for node in self.nodes:
+            if not node.running:
+                node.start()
+            node.resume()
+        wait_until(self.whole, 30, "the store is whole again")
 
     def add_user(self, name: str, rules: str) -> str:
         """Make an ACL user on every server; give the URL by which that user comes."""

@@ -82,20 +82,9 @@ class Sentinel(Topology):
             "a replica was promoted",
         )
 
-    async def mend(self) -> None:
-        """Bring every server back and wait until all follow one primary."""
-        await anyio.to_thread.run_sync(self._mend)
-
-    def _mend(self) -> None:
-        for node in self.nodes:
-            if not node.running:
-                node.start()
-            node.resume()
-        wait_until(
-            lambda: all(synced(node, self.primary()) for node in self.servers if node is not self.primary()),
-            30,
-            "all servers follow the primary",
-        )
+    def whole(self) -> bool:
+        """Say whether all servers follow one primary."""
+        return all(synced(node, self.primary()) for node in self.servers if node is not self.primary())
 
     def _agrees(self, node: Node) -> bool:
         reply = node.command("SENTINEL", "MASTER", NAME)
