@@ -32,7 +32,6 @@ POLICY: Final = {
     "paths": ["/product/*"],
     "auto": {"resource": "product-*", "threshold": 30, "windowSeconds": 10, "cooldownSeconds": 15},
     "ratePerSecond": 3,
-    "burst": 1,
     "ticketTtlSeconds": 30,
     "sessionTtlSeconds": 120,
     "message": "The lantern is back for one day. Everybody gets their turn.",
