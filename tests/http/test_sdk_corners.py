@@ -182,10 +182,13 @@ async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate
         mode = hg.registry._mode
         register, started = mode.register, asyncio.Event()
 
-        async def slow(record: Record) -> Any:
-            started.set()
+        async def late(record: Record) -> Any:
             await asyncio.sleep(0.3)
             return await register(record)
+
+        async def slow(record: Record) -> Any:
+            started.set()
+            return await asyncio.shield(asyncio.ensure_future(late(record)))  # what is sent arrives, whoever gives up
 
         mode.register = slow  # type: ignore[method-assign]
         hg.registry.start_auto_heartbeat(made.instance_id)
