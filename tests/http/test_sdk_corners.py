@@ -284,12 +284,14 @@ async def test_a_version_that_does_not_fit_spoils_no_snapshot(make: Make, port: 
         async with make(proxy.port) as hg:
             await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
             live = await hg.config.live(namespace, "limits", Limits)
-            await hg.config.set(namespace, "limits", '{"players": "many"}')
+            await hg.config.set(namespace, "limits", '{"players": 2}', content_type=ContentType.JSON)
+            await eventually(lambda: live.players == 2)  # the watch runs
+            await hg.config.set(namespace, "limits", '{"players": "many"}', content_type=ContentType.JSON)
             await eventually(lambda: live.error is not None)
         async with make(proxy.port) as hg:
             await proxy.refuse()
             live = await hg.config.live(namespace, "limits", Limits)
-            assert (live.players, live.stale) == (1, True)
+            assert (live.players, live.stale) == (2, True)
             await proxy.accept()
 
 
