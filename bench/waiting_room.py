@@ -209,12 +209,13 @@ def crowd(players: int, report: Path | None = None) -> Mapping[str, float | str]
             worker.terminate()
             worker.wait(10)
     figures = json.loads(done.stdout)
-    within = figures["eta_within_range"]
+    within, width = figures["eta_within_range"], figures["eta_range_p50"]
+    told = "none told" if within is None else f"{within:.0%}, half of the ranges at most {width} waits wide"
     return {
         f"{players:,} players through one gateway, one worker, {ARENAS} arenas": (
             f"{figures['entered']:,} entered, {figures['abandoned']:,} wandered off, {figures['lost']:,} lost, "
             f"promises broken: {sum(figures['broken'].values())}, in {figures['seconds']:,.0f} s; wait p50 {figures['wait_p50']} s, "
-            f"p99 {figures['wait_p99']} s, within the first range told: {'none told' if within is None else f'{within:.0%}'}; "
+            f"p99 {figures['wait_p99']} s, within the first range told: {told}; answers p50 {figures['answer_p50_ms']:,.0f} ms; "
             f"{figures['requests']:,} requests, gateway CPU {cpu:,.0f} s; told: {figures['refusals'] or 'nothing'}"
         )
     }

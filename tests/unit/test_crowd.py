@@ -58,6 +58,7 @@ def test_figures_are_right() -> None:
     assert (figures.wait_p50, figures.wait_p99) == (45, 89)
     assert figures.eta_error_p50 == 1
     assert figures.eta_within_range == 1
+    assert figures.eta_range_p50 == 1.5
     assert figures.promises[Promise.RANK_NEVER_RISES] == 2
     assert figures.broken == {Promise.RANK_NEVER_RISES: 1}
 

@@ -238,5 +238,6 @@ def _estimate(figures: Figures) -> str:
     if figures.eta_error_p50 is None or figures.eta_within_range is None:
         return "none was given"
     return (
-        f"off by {figures.eta_error_p50:.1f} s for half; {figures.eta_within_range:.0%} waited within the given range"
+        f"off by {figures.eta_error_p50:.1f} s for half; {figures.eta_within_range:.0%} waited within the given range, "
+        f"which was {figures.eta_range_p50:.1f} times the wait for half"
     )

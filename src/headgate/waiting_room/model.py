@@ -18,6 +18,7 @@ LEAST_POLL_MS: Final = 1_000
 NEAR_POLL_MS: Final = 500
 MOST_DOUBT: Final = 0.8
 FILLING_DOUBT: Final = 0.3
+FILLING_SECONDS: Final = 3.5
 STEADY_DOUBT: Final = 0.04
 LEAST_FREED: Final = 8
 # A call comes with a tick, and is heard of with the next question.
@@ -180,6 +181,8 @@ class Flow(msgspec.Struct, frozen=True):
             # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
             doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 / self.freed + 2.7 / behind + youth * youth))
         late = max(1.0, self.tick_seconds) + HEARING_SECONDS
+        if not behind:
+            late += FILLING_SECONDS  # nobody was seen to hear of a call yet, and everybody asks at once
         low = max(0.0, seconds * (1 - doubt) - late)
         return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + late, 1))
 

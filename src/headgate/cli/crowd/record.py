@@ -66,6 +66,7 @@ class Figures(msgspec.Struct, frozen=True):
     wait_p99: float
     eta_error_p50: float | None
     eta_within_range: float | None
+    eta_range_p50: float | None
     answer_p50_ms: float
     answer_p99_ms: float
     promises: dict[str, int]
@@ -117,6 +118,7 @@ class Record:
         told = [wait for wait in self.waits if wait.first_eta is not None]
         errors = sorted(abs((wait.first_eta or 0) - wait.seconds) for wait in told)
         within = [wait for wait in told if (wait.low or 0) <= wait.seconds <= (wait.high or 0)]
+        widths = sorted(((wait.high or 0) - (wait.low or 0)) / max(wait.seconds, 1.0) for wait in told)
         answers = sorted(self.answers_ms)
         return Figures(
             players=self.players,
@@ -130,6 +132,7 @@ class Record:
             wait_p99=percentile(waits, 99),
             eta_error_p50=percentile(errors, 50) if errors else None,
             eta_within_range=round(len(within) / len(told), 3) if told else None,
+            eta_range_p50=percentile(widths, 50) if told else None,
             answer_p50_ms=percentile(answers, 50),
             answer_p99_ms=percentile(answers, 99),
             promises={str(promise): self.kept[promise] + self.broken[promise] for promise in Promise},

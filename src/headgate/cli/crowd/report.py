@@ -143,7 +143,8 @@ def _eta(record: Record, figures: Figures) -> list[str]:
         return []
     words = (
         "The first estimate each player was given, less the wait it turned out to be. The wait was inside the given range "
-        f"for {figures.eta_within_range:.0%} of {len(errors):,} players."
+        f"for {figures.eta_within_range:.0%} of {len(errors):,} players; half of the ranges were at most "
+        f"{figures.eta_range_p50:.1f} times as wide as the wait was long."
     )
     return [
         "<h2>Estimates</h2>",
