@@ -315,3 +315,15 @@ async def test_a_store_that_was_away_a_moment_ago_is_not_waited_for_again(
         assert not gate._away
         gate.rules.close()
         room.queues.close()
+
+
+async def test_a_forecast_that_another_version_wrote_stops_nobody(gate: Gate, store: Store, server: Topology) -> None:
+    await configure(gate, "sale", capacity=1)
+    await enter(gate, "sale")
+    meta = store.thing("queue", NS, "sale").key("meta")
+    server.primary_of(meta).command("HSET", meta, "forecast", "0" * 28)
+    verdict = await ask(gate, "sale")
+    assert verdict.reason is Reason.WAITING
+    assert verdict.status is not None
+    assert verdict.status.eta is None
+    await gate._room.promotion.step(store.thing("queue", NS, "sale"), 16)

@@ -67,7 +67,7 @@ def report(record: Record, figures: Figures, choices: Sequence[tuple[str, str]],
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>headgate load: {figures.players:,} players</title><style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
+        f"<title>headgate load: {figures.players:,} players</title><style>{_STYLE}</style><body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 

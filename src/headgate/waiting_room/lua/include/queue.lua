@@ -95,7 +95,11 @@ end
 --- departures that is known from, and for how many seconds a seat is taken; how many a second the policy lets in at
 --- most, and how many of those behind can hardly be exceeded; seconds from one tick to the next.
 local function forecast(queue)
-  return queue.forecast or struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0)
+  -- Another version of ours may have written it in another form: it is unknown then, until it is written anew.
+  if queue.forecast and #queue.forecast == struct.size(FORECAST_FORM) then
+    return queue.forecast
+  end
+  return struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0)
 end
 
 --- For how many seconds somebody at this rank will wait, as far as is known; else 0.
