@@ -15,9 +15,9 @@ from tests.topology import eventually
 JUMP_US = 60_000_000
 
 
-async def use(locks: Locks, ttl: float = 10.0) -> int:
+async def use(locks: Locks) -> int:
     """Take the lock and give it back, and tell its fence."""
-    async with locks.lock("a", ttl=ttl) as held:
+    async with locks.lock("a") as held:
         return held.fence
 
 
@@ -51,15 +51,16 @@ async def test_a_clock_put_back_a_little_does_not_put_back_the_locks_time(store:
     held = await locks.lock("a").acquire()
     store.step_clock(-3000)
     await held.release()
-    assert 2000 < await meta(locks, "offset") <= 3000
+    offset = await meta(locks, "offset")
+    assert 0 < offset <= 3000  # less by as much as has passed meanwhile
     await use(locks)
     await use(locks)
-    assert 2000 < await meta(locks, "offset") <= 3000
+    assert await meta(locks, "offset") == offset
     store.step_clock(0)
 
 
 async def test_a_lease_that_has_ended_cannot_be_given_back(locks: Locks) -> None:
-    await use(locks, ttl=0.2)
+    await use(locks)
     grant = await locks.grant(locks.lock("a", ttl=0.2).want, "slow")
     await eventually(lambda: is_free(locks))
     with pytest.raises(NotHolder):
@@ -68,12 +69,12 @@ async def test_a_lease_that_has_ended_cannot_be_given_back(locks: Locks) -> None
 
 async def test_a_broken_lock_with_a_delay_stays_closed_for_so_long(locks: Locks) -> None:
     await use(locks)
-    await locks.grant(locks.lock("a", ttl=10, delay=0.5).want, "gone")
+    await locks.grant(locks.lock("a", ttl=10, delay=1).want, "gone")
     broken = asyncio.get_running_loop().time()
     assert await locks.break_lock("a", by="operator")
     assert await locks.lock("a").try_lock() is None
-    async with locks.lock("a", wait=3):
-        assert asyncio.get_running_loop().time() - broken >= 0.5
+    async with locks.lock("a", wait=5):
+        assert asyncio.get_running_loop().time() - broken >= 1
 
 
 async def test_each_holder_has_its_own_terms(locks: Locks) -> None:
