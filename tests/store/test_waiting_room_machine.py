@@ -91,7 +91,7 @@ class Model:
     def check_tickets(self, before: Snapshot, after: Snapshot) -> None:
         """A ticket that its owner never saw costs them no place."""
         for user, person in before.people.items():
-            if person.state == "P" and not person.shown:
+            if person.state == "P" and not person.eta:
                 assert after.people[user].state in "PYW", user
                 assert after.people[user].place == person.place
 
@@ -176,8 +176,8 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         if user in self.model.known:
             before = self.do(self.world.look()).people[user]
             status = self.do(self.world.room.status("default", "main", user, trusted=True))
-            if before.state == "W" and before.shown:
-                assert status.rank <= before.shown
+            if before.state in "WYP" and before.shown:
+                assert status.rank <= before.shown, "a shown rank never rises"
             if isinstance(status.ticket_id, str):
                 self.tickets.append(status.ticket_id)
 

@@ -76,3 +76,17 @@ async def test_who_asks_just_after_their_ticket_ran_out_unseen_still_gets_in(wor
     world.wait(3000)  # the visit that would take the ticket back is late
     await world.redeem(await world.ticket("a"), "s1")
     assert (await world.look()).contradictions() == []
+
+
+async def test_a_shown_rank_does_not_rise_when_many_come_back_who_never_saw_their_tickets(world: World) -> None:
+    """They entered one by one and were told to be first; now they are all in line again."""
+    await world.configure(capacity=5)
+    for number in range(5):
+        entry = await world.room.entry("default", "main", "n", user_id=f"u{number}", trusted=True)
+        assert entry.rank == 1
+        await world.tick()
+        await world.live(1)
+    await world.live(70)
+    for number in range(5):
+        status = await world.room.status("default", "main", f"u{number}", trusted=True)
+        assert (str(status.status), status.rank) == ("WAITING", 1)

@@ -22,6 +22,7 @@ class Person:
     place: int
     shown: int
     seen: int
+    eta: int
     ticket: str
     server: str
     session: str
@@ -203,7 +204,7 @@ async def enter_all(world: World, *users: str) -> None:
 
 
 def _person(packed: bytes) -> Person:
-    state, _, place, shown, seen, _ = HEAD.unpack_from(packed)
+    state, _, place, shown, seen, eta = HEAD.unpack_from(packed)
     at = HEAD.size
     texts = []
     for _ in range(3):
@@ -211,4 +212,4 @@ def _person(packed: bytes) -> Person:
         texts.append(packed[at + 1 : at + 1 + length].decode())
         at += 1 + length
     ticket, server, session = texts
-    return Person(state.decode(), int(place), shown, seen, ticket, server, session, packed[at:].decode())
+    return Person(state.decode(), int(place), shown, seen, eta, ticket, server, session, packed[at:].decode())

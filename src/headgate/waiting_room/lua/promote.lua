@@ -77,6 +77,7 @@ while called < wanted and budget > 0 and not full do
         full = true
         break
       end
+      local predicted = user.eta
       together(queue, 'ZREM', waiting, id)
       give_ticket(queue, user, server.id, new_ticket())
       called = called + 1
@@ -84,7 +85,7 @@ while called < wanted and budget > 0 and not full do
       queue.changed[#queue.changed + 1] = id
       replies[#replies + 1] = id
       replies[#replies + 1] = math.max(0, math.floor((queue.thing.us - user.place) / 1000))
-      replies[#replies + 1] = user.eta
+      replies[#replies + 1] = predicted
       replies[#replies + 1] = traced and redis.call('HGET', traces, id) or ''
     end
   end

@@ -63,7 +63,7 @@ end
 local function stand_in_line(queue, user)
   if user.ticket ~= '' then
     redis.call('HDEL', queue.keys.tickets, user.ticket)
-    user.shown = 0
+    user.eta = 0
   end
   user.state, user.ticket, user.server, user.session = 'W', '', '', ''
   redis.call('ZADD', queue.keys.waiting, text_of(user.place), user.id)
@@ -126,7 +126,7 @@ local function give_ticket(queue, user, server, ticket)
   if user.ticket ~= '' then
     redis.call('HDEL', queue.keys.tickets, user.ticket)
   end
-  user.state, user.ticket, user.server, user.session, user.shown = 'P', ticket, server, '', 0
+  user.state, user.ticket, user.server, user.session, user.eta = 'P', ticket, server, '', 0
   together(queue, 'HSET', queue.keys.users, user.id, pack_user(user))
   together(queue, 'HSET', queue.keys.tickets, ticket, queue.epoch .. ':' .. user.id)
   together(queue, 'ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), ticket)
@@ -134,23 +134,23 @@ local function give_ticket(queue, user, server, ticket)
   count(queue, 'issued', 1)
 end
 
---- Somebody who is called has no rank to remember: their `shown` is 0 until they have seen the ticket, then 1 and the
---- milliseconds that this took.
+--- Somebody who is called is not predicted anything any more: their `eta` is 0 until they have seen the ticket, then 1
+--- and the milliseconds that this took. Until then the rank they were last shown is kept, since they may be back in line.
 local function ticket_seen(user)
-  return user.shown > 0
+  return user.eta > 0
 end
 
 --- Somebody sees their ticket for the first time: its time counts from now on.
 local function show_ticket(queue, user)
   local since = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or queue.time) - queue.ticket_ms
-  user.shown = 1 + math.max(0, math.min(queue.time - since, 86400000))
+  user.shown, user.eta = 0, 1 + math.max(0, math.min(queue.time - since, 86400000))
   write_user(queue.keys.users, user)
   redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), user.ticket)
 end
 
 --- For how long a seat was held until now, by a ticket that lapses at the deadline.
 local function held_ms(queue, user, deadline)
-  return math.max(0, queue.ticket_ms - (deadline - queue.time)) + math.max(0, user.shown - 1)
+  return math.max(0, queue.ticket_ms - (deadline - queue.time)) + math.max(0, user.eta - 1)
 end
 
 --- A ticket was not used in time: its seat is free, and status says EXPIRED.
@@ -164,7 +164,7 @@ end
 local function withdraw_ticket(queue, user)
   free_hold(queue, user)
   redis.call('HDEL', queue.keys.tickets, user.ticket)
-  user.state, user.ticket, user.server = 'Y', '', ''
+  user.state, user.ticket, user.server, user.eta = 'Y', '', '', 0
   write_user(queue.keys.users, user)
   redis.call('ZADD', queue.keys.away, text_of(queue.time + queue.keep_ms), user.id)
   count(queue, 'expired', 1)
