@@ -17,6 +17,7 @@ class Line:
 
     def __init__(self) -> None:
         self.headers = {b"x-a": b"\xe9"}
+        self.scheme = "http"
         self.scope: Scope = {"headers": []}
         self._watching: list[asyncio.Future[None]] = []
 

@@ -19,6 +19,7 @@ class Patient:
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
+        self.scheme = "http"
         self.scope: Scope = {}
 
     async def receive(self) -> Message:

@@ -30,6 +30,7 @@ HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
 MOST_REMEMBERED: Final = 4096
+CHANCES: Final = 4
 
 _GET: Final = re.compile(rb"GET (/[!\"$->@-~]*)(?:\?([!\"$-~]*))?").fullmatch
 _VERSION: Final = b" HTTP/1.1"
@@ -83,14 +84,17 @@ class House(Protocol):
     def serve(self, exchange: Exchange) -> None:
         """Start answering a request."""
 
+    def flush_later(self, connection: Connection) -> None:
+        """Flush this connection when all that arrived with its request has been looked at."""
+
 
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_between", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head", "_lingering",
-        "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_repeated", "_repeated_headers", "_transport",
-        "_unserved", "_url", "client", "full", "heads", "server", "since",
+        "_answering", "_between", "_chances", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head", "_lingering",
+        "_parser", "_plain", "_queue", "_reading", "_reads", "_receiving", "_refused", "_repeated", "_repeated_headers", "_transport",
+        "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
     def __init__(self, house: House) -> None:
@@ -107,6 +111,9 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._between = True
         self._plain: Exchange | None = None
+        self._chances = CHANCES
+        self._receiving = False
+        self._unsent = b""
         self._repeated = b""
         self._repeated_headers: tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]] = ([], {})
         self._head_bytes = 0
@@ -169,12 +176,12 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEADER_BYTES:
                 self._refuse(HeadTooLarge())
-        if fresh and self._between and self._plain is not None:
+        if fresh and self._between and self._plain is not None and self._chances:
             self._remember(data, self._plain)
         if self._unserved is not None:
             # Not from within the parser: an answer may be out at once, and close the connection.
             exchange, self._unserved = self._unserved, None
-            self._house.serve(exchange)
+            self._serve(exchange)
 
     def eof_received(self) -> None:
         """A client that closes its side has left: returning None closes ours."""
@@ -254,8 +261,28 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes; whoever sends many looks at `full` and waits for `drained`."""
+        if self._unsent:
+            data, self._unsent = self._unsent + data, b""
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def write_whole(self, data: bytes) -> None:
+        """Send a whole answer.
+
+        One that is ready while its request is still being read goes out together with those of the other connections that
+        had something to read: a write wakes whoever waits for it, and that costs more than to answer when they sleep.
+        """
+        if not self._receiving:
+            self.write(data)
+            return
+        if not self._unsent:
+            self._house.flush_later(self)
+        self._unsent += data
+
+    def flush(self) -> None:
+        """Send what was put off."""
+        if self._unsent:
+            self.write(b"")
 
     async def drained(self) -> None:
         """Wait until the client has taken most of what was sent, or has left."""
@@ -286,6 +313,7 @@ class Connection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Close unless a request is under way."""
         if self._answering is None and not self._queue and not self._lingering and self._refused is None:
+            self.flush()
             self._transport.close()
 
     def abort(self) -> None:
@@ -315,6 +343,7 @@ class Connection(asyncio.Protocol):
         if len(data) <= MOST_REMEMBERED and data.find(b"\r\n\r\n") == len(data) - 4 and data[:line].endswith(_VERSION):
             self._repeated = data[line - len(_VERSION) :]
             self._repeated_headers = exchange.pairs, exchange.headers
+            self._chances -= 1  # a proxy's connection brings others' headers each time
 
     def _answer_repeated(self, data: bytes) -> bool:
         """Take a request whose headers are the last one's; False if it has to be parsed after all."""
@@ -326,8 +355,14 @@ class Connection(asyncio.Protocol):
         path, query = line.groups()
         exchange = self._answering = Exchange(self, "GET", path, query or b"", *self._repeated_headers)
         exchange.complete = True
-        self._house.serve(exchange)
+        self._chances = CHANCES
+        self._serve(exchange)
         return True
+
+    def _serve(self, exchange: Exchange) -> None:
+        self._receiving = True
+        self._house.serve(exchange)
+        self._receiving = False
 
     def _next(self) -> None:
         if self._answering is not None or self.full:
@@ -373,6 +408,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self, *, complete: bool) -> None:
         """Close once all is sent. Of a request that still arrives the rest is read first: its reset would take the answer along."""
+        self.flush()
         if complete:
             self._transport.close()
             return

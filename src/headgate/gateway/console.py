@@ -165,8 +165,7 @@ def _from_our_page(headers: dict[bytes, bytes]) -> bool:
 
 
 def _cookie(call: Call, value: str, seconds: int) -> str:
-    scheme: str = call.scope.get("scheme", "http")
-    secure = (call.header("x-forwarded-proto") or scheme).split(",")[0].strip() == "https"
+    secure = (call.header("x-forwarded-proto") or call.scheme).split(",")[0].strip() == "https"
     name, flag = (NAME_HTTPS, "; Secure") if secure else (NAME_HTTP, "")
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{flag}"
 

@@ -69,6 +69,7 @@ class Exchange:
     started = False
     finished = False
     old = False
+    scheme = "http"
     keep_alive = True
     task: asyncio.Task[None] | None = None
     _expects = False
@@ -153,7 +154,7 @@ class Exchange:
                 "asgi": _ASGI,
                 "http_version": "1.0" if self.old else "1.1",
                 "method": self.method,
-                "scheme": "http",
+                "scheme": self.scheme,
                 "path": unquote(path) if "%" in path else path,
                 "raw_path": self.path,
                 "query_string": self.query,
@@ -208,7 +209,7 @@ class Exchange:
         """Send a whole answer; `head` is its header lines with the length and the empty line."""
         self.started = True
         connection = self._connection
-        connection.write(b"".join((connection.heads.dated(status), self._persistence(), head, body)))
+        connection.write_whole(b"".join((connection.heads.dated(status), self._persistence(), head, body)))
         self._finish()
 
     async def __call__(self, message: Message) -> None:

@@ -33,6 +33,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
         self._exchanges: set[Exchange] = set()
+        self._unflushed: list[Connection] = []
         self._none_left = asyncio.Event()
         self._none_left.set()
         self.heads = Heads()
@@ -62,6 +63,17 @@ class Listener:
         if rest is not None:
             self._exchanges.add(exchange)
             exchange.task = self._loop.create_task(self._run(exchange, rest))
+
+    def flush_later(self, connection: Connection) -> None:
+        """Flush this connection when all that arrived with its request has been looked at."""
+        if not self._unflushed:
+            self._loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     def stop(self) -> None:
         """Let each connection end with the request that is under way; those without one end now."""

@@ -46,9 +46,15 @@ class QueryReader:
         names = {field.encode_name for field in fields}
         self._takes_namespace = namespaced and NAMESPACE not in names
         self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
+        # What no query at all gives: always the same, unless a field is needed or could be changed.
+        self._nothing: msgspec.Struct | None = None
+        if kind is not None and not self._lists and not any(field.required for field in fields):
+            self._nothing = msgspec.convert({}, kind)
 
     def read(self, query: bytes) -> tuple[Any, str | None]:
         """Give the struct (None where the route has none) and the namespace that was asked for."""
+        if not query and (self._kind is None or self._nothing is not None):
+            return self._nothing, None
         values: dict[str, Any] = self._values(query) if query else {}
         namespace = values.get(NAMESPACE)
         if self._takes_namespace:

@@ -103,6 +103,7 @@ class Request(Protocol):
     """What a call is made of: the server's side of one request."""
 
     headers: dict[bytes, bytes]
+    scheme: str
 
     @property
     def scope(self) -> Scope:
@@ -140,6 +141,11 @@ class Call:
     def scope(self) -> Scope:
         """The request in ASGI's words."""
         return self._request.scope
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the connection, behind a proxy the proxy's."""
+        return self._request.scheme
 
     @property
     def receive(self) -> Receive:

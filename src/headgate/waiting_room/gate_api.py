@@ -385,8 +385,7 @@ def is_secure(call: Call) -> bool:
     told = call.headers.get(b"x-forwarded-proto")
     if told:
         return told == b"https" or (b"," in told and told.split(b",")[0].strip() == b"https")
-    scheme: str = call.scope.get("scheme", "http")
-    return scheme == "https"
+    return call.scheme == "https"
 
 
 def _sent_to(address: str, headers: dict[str, str]) -> Answer:
