@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headgate.gateway import connection
 from headgate.gateway.connection import Connection
 from headgate.gateway.exchange import Exchange
-from headgate.gateway.listener import Listener, asgi, listen
+from headgate.gateway.listener import Listener, Rest, asgi, listen
 from headgate.gateway.server import listening
 from headgate.kit.http import Receive, Scope
 from headgate.kit.problems import HeadgateError
@@ -229,6 +229,34 @@ async def test_what_looks_like_repeated_headers_is_parsed() -> None:
         writer.write(b"GET /9 x" + tail)
         assert (await read_answer(reader))[0] == 400
         writer.close()
+
+
+async def test_answers_that_are_ready_at_once_keep_their_turn() -> None:
+    """Answers given while a request is read are put off until all is read; none is lost or overtakes another."""
+
+    async def later(exchange: Exchange) -> None:
+        await asyncio.sleep(0.01)
+        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.path), exchange.path)
+
+    def at_once(exchange: Exchange) -> Rest | None:
+        if exchange.path.endswith(b"3"):
+            return later(exchange)
+        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.path), exchange.path)
+        return None
+
+    with listening(HOST, 0) as socket:
+        async with listen(at_once, socket, stop_seconds=2) as listener:
+            site = Served(listener, socket.getsockname()[1])
+            reader, writer = await site.connect()
+            for start in (0, 10, 20):
+                writer.write(b"".join(GET % b"/%d" % number for number in range(start, start + 10)))
+                answers = [(await read_answer(reader))[2] for _ in range(10)]
+                assert answers == [b"/%d" % number for number in range(start, start + 10)]
+            writer.close()
+            assert (await site.exchange(b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).endswith(
+                b"/last"
+            )
+            assert (await site.exchange(GET % b"/good" + b"GET / HTTP/9\r\n\r\n")).count(b"HTTP/1.1 ") == 2
 
 
 async def test_chunks_and_a_trailer() -> None:
