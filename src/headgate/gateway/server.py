@@ -80,9 +80,9 @@ async def serve(
         port = listener.getsockname()[1]
         if started is not None:
             started(port, ops_port)
-        log.info("gateway started", host=settings.host, port=port, ops_port=ops_port, workers=settings.workers)
+        log.info("listening", host=settings.host, port=port, ops_port=ops_port, workers=settings.workers)
         await life.run(fleet.run(quiet_seconds=settings.quiet_seconds, stop_seconds=settings.stop_seconds))
-        log.info("gateway stopped")
+        log.info("stopped")
 
 
 @contextmanager
