@@ -72,10 +72,18 @@ async def test_frozen_past_its_ttl_it_is_removed_once_and_added_once(
         stack.enter_context(worker(server.url, prefix))
         a = stack.enter_context(registered_program(server.url, prefix, "a", ttl=2, interval_ms=400))
 
+        heard: set[str] = set()
+
         async def there() -> bool:
             return await names(registry) == ["a"]
 
-        await eventually(there, 20)
+        async def beats() -> bool:
+            """It is in the list before it knows so itself; once it has beaten, it is past its start."""
+            found = await registry.discover("default", "game", "g")
+            heard.update(instance.last_heartbeat for instance in found.instances)
+            return len(heard) > 1
+
+        await eventually(beats, 20)
         a.freeze()
 
         async def removed() -> bool:
