@@ -17,25 +17,27 @@ from tests.topology import Topology
 
 WAITING = 200_000
 INSIDE = 60_000
+SHORT = 5_000
+FREED_AT_ONCE = 500
 CHUNK = 5_000
 MOST_CPU_MS = 25
 
 
-async def fill(world: World) -> None:
+async def fill(world: World, waiting: int, inside: int) -> None:
     """Write a long line and a full house as the scripts would, only faster."""
     store, thing = world.store, world.thing
 
     async def put(command: str, key: str, *pairs: str | bytes | int) -> None:
         await store.write(thing, command, thing.key(key), *pairs, again=True)
 
-    for first in range(0, WAITING, CHUNK):
+    for first in range(0, waiting, CHUNK):
         numbers = range(first, first + CHUNK)
         record = [struct.pack("<cBdIIIBBB", b"W", 0, 1000 + n, 0, 0, 0, 0, 0, 0) + b"player" for n in numbers]
         await put("ZADD", "waiting", *(part for n in numbers for part in (1000 + n, f"w{n}")))
         await put(
             "HSET", "users", *(part for n, packed in zip(numbers, record, strict=True) for part in (f"w{n}", packed))
         )
-    for first in range(0, INSIDE, CHUNK):
+    for first in range(0, inside, CHUNK):
         numbers = range(first, first + CHUNK)
         await put("ZADD", "seats", *(part for n in numbers for part in (0, f":s:i{n}")))
         await put("HSET", "sessions", *(part for n in numbers for part in (f"i{n}", f"{n}::")))
@@ -43,10 +45,10 @@ async def fill(world: World) -> None:
 
 
 class Stopwatch:
-    """How much CPU time the store's main threads spend, which other load on the machine does not change."""
+    """How much CPU time the main threads of the primaries spend; replicas follow when they do."""
 
     def __init__(self, server: Topology) -> None:
-        self._files = [Path(f"/proc/{node.pid}/schedstat") for node in server.nodes]
+        self._files = [Path(f"/proc/{node.pid}/schedstat") for node in server.primaries()]
 
     def _read(self) -> float:
         return sum(int(file.read_text().split()[0]) for file in self._files) / 1e6
@@ -62,27 +64,35 @@ class Stopwatch:
 async def test_a_reset_of_a_long_line_blocks_the_store_for_no_more_than_a_moment(
     server: Topology, store: Store
 ) -> None:
-    world = World(store)
-    await world.configure(capacity=INSIDE)
-    await fill(world)
     watch = Stopwatch(server)
+    short = await cleared(World(store, "short"), SHORT, SHORT, watch)
+    world = World(store)
+    long = await cleared(world, WAITING, INSIDE, watch)
+    # What a step costs does not depend on how long the line was. How much that is depends on the machine.
+    assert statistics.median(long) < 3 * statistics.median(short)
+    # The store also does other work of its own in that time, such as forking to rewrite its file.
+    assert max(long) < 4 * MOST_CPU_MS
+
+
+async def cleared(world: World, waiting: int, inside: int, watch: Stopwatch) -> list[float]:
+    """Reset a line, see it cleared away, and give what each step of that cost the store."""
+    await world.configure(capacity=inside)
+    await fill(world, waiting, inside)
     assert await watch.ms(lambda: world.operate("reset")) < MOST_CPU_MS
     with pytest.raises((QueueReset, NotInLine)) as told:
-        await world.room.status("default", "main", "w7")
+        await world.room.status("default", world.thing.name, "w7")
     assert isinstance(told.value, QueueReset)
     assert await world.enter("early") == "WAITING"
 
     costs = []
-    for _ in range(INSIDE // 500 + 1):
+    for _ in range(inside // FREED_AT_ONCE + 1):
         costs.append(await watch.ms(lambda: world.room.promotion.step(world.thing)))
         look = await world.room.queues.view(world.thing)
-        assert look.holds + look.sessions <= INSIDE
-    # The store also does other work of its own in that time, such as forking to rewrite its file.
-    assert statistics.median(costs) < MOST_CPU_MS / 5
-    assert max(costs) < 4 * MOST_CPU_MS
+        assert look.holds + look.sessions <= inside
     assert (await world.look()).contradictions() == []
     assert await world.state("early") == "PROMOTED"
     assert (await world.room.queues.view(world.thing)).sessions == 0
+    return costs
 
 
 async def test_a_reset_that_is_still_being_cleared_away_spares_those_who_came_after(store: Store) -> None:
