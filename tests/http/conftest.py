@@ -1,4 +1,4 @@
-"""Fixtures of the HTTP tests: the sample gateway."""
+"""Fixtures of the HTTP tests: the sample gateway, and clients of either mode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import httpx2
 import pytest
 
 from tests.http.sample_process import SampleProcess, SampleStarter
+from tests.http.two_modes import hg as hg
+from tests.http.two_modes import make as make
+from tests.http.two_modes import namespace as namespace
 from tests.topology import Topology
 
 

@@ -20,42 +20,11 @@ from headgate.sdk.balance import ConsistentHash, LeastLoaded, NobodyAvailable, R
 from headgate.sdk.lifespan import registered
 from headgate.sdk.registry import Change, Gone, Listed, Marked, Put, Record, UnknownInstance
 from headgate.store import StoreSettings, open_store
+from tests.http.two_modes import Make
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import FaultyProxy, Topology, eventually
 
 pytestmark = pytest.mark.anyio
-Make = Callable[..., Headgate]
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"n{secrets.token_hex(4)}"
-
-
-@pytest.fixture(params=["store", "http"])
-def make(
-    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess, namespace: str, tmp_path: Path
-) -> Make:
-    """Make clients of one mode; all of a test share a namespace."""
-
-    def made(**options: object) -> Headgate:
-        given: dict[str, object] = {
-            "namespace": namespace,
-            "snapshot_dir": tmp_path,
-            "heartbeat_interval_ms": 200,
-            **options,
-        }
-        if request.param == "http":
-            return Headgate(gateway_process.url, token=gateway_process.token, **given)  # type: ignore[arg-type]
-        return Headgate(server.url, prefix=gateway_process.prefix, **given)  # type: ignore[arg-type]
-
-    return made
-
-
-@pytest.fixture
-async def hg(make: Make) -> AsyncIterator[Headgate]:
-    async with make() as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +20,15 @@ from headgate.sdk.config import ContentType
 from headgate.sdk.listeners import MOST, Listening
 from headgate.sdk.live import Live
 from headgate.sdk.registry import Change, Gone
+from tests.http.two_modes import Make
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import FaultyProxy, Topology, eventually
 
 pytestmark = pytest.mark.anyio
-Make = Callable[..., Headgate]
 
 
 class Limits(msgspec.Struct, frozen=True):
     players: int
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"n{secrets.token_hex(4)}"
-
-
-@pytest.fixture(params=["store", "http"])
-def make(
-    request: pytest.FixtureRequest, server: Topology, gateway_process: GatewayProcess, namespace: str, tmp_path: Path
-) -> Make:
-    """Make clients of one mode; `port` leads them through a proxy."""
-
-    def made(port: int | None = None, **options: Any) -> Headgate:
-        given = {"namespace": namespace, "snapshot_dir": tmp_path, "heartbeat_interval_ms": 200, **options}
-        if request.param == "http":
-            url = gateway_process.url if port is None else f"http://127.0.0.1:{port}"
-            return Headgate(url, **{"token": gateway_process.token, **given})
-        url = server.url if port is None else f"valkey://127.0.0.1:{port}/0"
-        return Headgate(url, prefix=gateway_process.prefix, **given)
-
-    return made
-
-
-@pytest.fixture
-async def hg(make: Make) -> AsyncIterator[Headgate]:
-    async with make() as client:
-        yield client
 
 
 @pytest.fixture

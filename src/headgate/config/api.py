@@ -22,10 +22,10 @@ from headgate.config.model import (
 )
 from headgate.config.values import Config, content_type_of, value_of
 from headgate.config.watch import events
-from headgate.kit.conditional import holds
+from headgate.kit.conditional import expected_version, holds
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
 from headgate.kit.ids import revision_number
-from headgate.kit.problems import Forbidden, InvalidRequest, NotFound, TooLarge, VersionConflict
+from headgate.kit.problems import Forbidden, NotFound, TooLarge, VersionConflict
 
 TAG: Final = "config"
 MOST_BODY: Final = 1_310_720
@@ -192,14 +192,14 @@ class _Api:
         body: PublishRequest = call.body
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        draft = Draft(key, body.content, content_type_of(body.content_type), _expected(call), body.secret)
+        draft = Draft(key, body.content, content_type_of(body.content_type), expected_version(call), body.secret)
         made = (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=body.reason))[key]
         return Answer(made, headers={"ETag": f'"{made.version}"'})
 
     async def delete(self, call: Call) -> Published:
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        expected = _expected(call)
+        expected = expected_version(call)
         if expected is None:
             # Deleting what is not there must not take a version.
             expected = (await self._config.get(call.namespace, key)).version
@@ -225,7 +225,12 @@ class _Api:
         _may_write(call, self._config)
         body: RollbackRequest = call.body
         return await self._config.roll_back(
-            call.namespace, key, body.version, author=call.caller.name, reason=body.reason, expected=_expected(call)
+            call.namespace,
+            key,
+            body.version,
+            author=call.caller.name,
+            reason=body.reason,
+            expected=expected_version(call),
         )
 
     async def watch(self, call: Call) -> Stream:
@@ -264,16 +269,3 @@ def _may_write(call: Call, config: Config) -> None:
     """Headgate's own settings are its administrators'."""
     if call.namespace in config.definitions and not call.caller.may(Access.ADMIN):
         raise Forbidden(f"Only an admin may change {call.namespace}.")
-
-
-def _expected(call: Call) -> int | None:
-    """Read If-Match and If-None-Match: the version that must be there, 0 for none, None for any."""
-    if call.header("if-none-match") == "*":
-        return 0
-    tag = call.header("if-match")
-    if tag is None:
-        return None
-    text = tag.strip().removeprefix("W/").strip('"')
-    if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise InvalidRequest('If-Match must be a version, such as "3".', field="If-Match")
-    return int(text)

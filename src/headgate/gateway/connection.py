@@ -92,9 +92,9 @@ class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_between", "_chances", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head", "_lingering",
-        "_parser", "_plain", "_queue", "_reading", "_reads", "_receiving", "_refused", "_repeated", "_repeated_headers", "_transport",
-        "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
+        "_answering", "_between", "_chances", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head",
+        "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_receiving", "_refused", "_repeated",
+        "_repeated_headers", "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
     def __init__(self, house: House) -> None:
@@ -317,7 +317,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Break the connection."""
+        """Break the connection; what was answered before is sent."""
+        self.flush()
         self._transport.abort()
 
     def sweep(self, now: float) -> None:

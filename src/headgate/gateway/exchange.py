@@ -1,8 +1,9 @@
 """One request and its answer, on a connection of ours.
 
 What an ASGI server hands to its application in three parts is here as well: the scope, made when somebody asks for it,
-`receive`, and `send`, which is the exchange itself. Besides, a whole answer can go out in one write (`whole`), a body that is here already can be had without
-waiting (`body`), and whoever wants to know that the client has left gives a future (`watch`) instead of listening.
+`receive`, and `send`, which is the exchange itself. Besides, a whole answer can go out in one write (`whole`), a body that
+is here already can be had without waiting (`body`), and whoever wants to know that the client has left gives a future
+(`watch`) instead of listening.
 """
 
 from __future__ import annotations

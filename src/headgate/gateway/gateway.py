@@ -358,16 +358,15 @@ class Gateway:
             refuse_limited(turn.caller, mount.access)
             turn.scope["headgate"] = turn
             await mount.app(turn.scope, turn.receive, watched)
-            turn.at.tally.count(status, perf_counter() - turn.started)
         except Exception as error:
             if not status:
                 self._fail(turn, error)
                 return
             log.exception("mounted application failed", mount=mount.prefix)
-            turn.at.tally.count(status, perf_counter() - turn.started)
         finally:
             turn.end()
             turn.close()
+        turn.at.tally.count(status, perf_counter() - turn.started)
 
     def _request_id(self, given: bytes) -> str:
         """Take the client's own id if it can stand in a header and a log line."""

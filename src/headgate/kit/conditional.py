@@ -1,8 +1,13 @@
-"""Conditional requests: what a client has already need not be sent again."""
+"""Conditional requests: what a client has already need not be sent again, and what it has not seen is not overwritten."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from headgate.kit.http import Call
+from headgate.kit.problems import InvalidRequest
+
+LONGEST_VERSION: Final = 15
 
 
 def holds(call: Call, etag: str) -> bool:
@@ -11,3 +16,16 @@ def holds(call: Call, etag: str) -> bool:
     if given is None or given == etag:
         return given is not None
     return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in given.split(","))
+
+
+def expected_version(call: Call) -> int | None:
+    """Read which version must be there: If-Match names it, If-None-Match: * means that there is none (0); None for any."""
+    if call.header("if-none-match") == "*":
+        return 0
+    tag = call.header("if-match")
+    if tag is None:
+        return None
+    text = tag.strip().removeprefix("W/").strip('"')
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_VERSION):
+        raise InvalidRequest('If-Match must be a version, such as "3".', field="If-Match")
+    return int(text)

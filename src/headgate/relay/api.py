@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headgate.kit.conditional import expected_version
 from headgate.kit.http import Access, Answer, Call, Operation, Wire
 from headgate.kit.ids import member_id
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
@@ -174,17 +175,10 @@ def _name(call: Call) -> str:
 
 
 def _expected(call: Call) -> str:
-    match, none = call.header("if-match"), call.header("if-none-match")
-    if none is not None:
-        if none != "*":
-            raise InvalidRequest("If-None-Match may only be *.", field="If-None-Match")
-        return "*"
-    if match is None:
-        return ""
-    version = match.strip('"')
-    if not (version.isascii() and version.isdigit()):
-        raise InvalidRequest("If-Match takes a version.", field="If-Match")
-    return version
+    if call.header("if-none-match") not in (None, "*"):
+        raise InvalidRequest("If-None-Match may only be *.", field="If-None-Match")
+    version = expected_version(call)
+    return "" if version is None else str(version)
 
 
 def _with_version(view: UpstreamView) -> Answer:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from headgate.kit.conditional import expected_version
 from headgate.kit.http import Access, Answer, Call, Operation, Wire
-from headgate.kit.problems import InvalidRequest, VersionConflict
+from headgate.kit.problems import VersionConflict
 from headgate.store import Thing
 from headgate.waiting_room.policy import PolicyChange, QueueView
 from headgate.waiting_room.problems import QueueUnknown
@@ -133,11 +134,4 @@ def _tagged(view: QueueView, status: int = 200) -> Answer:
 
 def _expected(call: Call) -> int | None:
     """Read the version that the caller insists on."""
-    if call.header("if-none-match") == "*":
-        return 0
-    tag = call.header("if-match")
-    if tag is None or tag == "*":
-        return None
-    if not (text := tag.strip().strip('"')).isascii() or not text.isdigit():
-        raise InvalidRequest('If-Match must be an ETag of this queue, such as "3".', field="If-Match")
-    return int(text)
+    return None if call.header("if-match") == "*" else expected_version(call)

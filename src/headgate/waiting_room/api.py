@@ -170,8 +170,8 @@ class _Api:
             request.nickname,
             user_id=request.user_id,
             proof=request.proof,
-            place_token=_header(call, b"x-place-token"),
-            idempotency_key=_header(call, b"idempotency-key"),
+            place_token=call.header("x-place-token"),
+            idempotency_key=call.header("idempotency-key"),
             trusted=_trusted(call),
         )
 
@@ -266,15 +266,10 @@ def _trusted(call: Call) -> bool:
     return call.caller is not ANONYMOUS and call.caller.may(Access.SERVICE)
 
 
-def _header(call: Call, name: bytes) -> str | None:
-    value = call.headers.get(name)
-    return None if value is None else value.decode("latin-1")
-
-
 def _token(call: Call) -> str | None:
     """Give the place token, which may stand in a header or, for a browser's event stream, in the query."""
     query: PersonQuery = call.query
-    header = _header(call, b"x-place-token")
+    header = call.header("x-place-token")
     if header is not None and query.place_token is not None and header != query.place_token:
         raise InvalidRequest("X-Place-Token and placeToken differ.", field="placeToken")
     return header or query.place_token

@@ -200,14 +200,7 @@ def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free
     behind = rank - free - 20
     if behind > 0:
         base += 20 * behind
-    if eta is not None and base > eta.low * 500:
-        base = max(NEAR_POLL_MS, eta.low * 500)
-    most = grace_seconds * 400
-    if most > MOST_POLL_MS:
-        most = MOST_POLL_MS
-    if base > most:
-        base = most
-    base *= 0.8 + 0.4 * random()
-    if base < NEAR_POLL_MS:
-        return NEAR_POLL_MS
-    return int(base) if base < MOST_POLL_MS else MOST_POLL_MS
+    if eta is not None:
+        base = min(base, max(NEAR_POLL_MS, eta.low * 500))
+    base = min(base, MOST_POLL_MS, grace_seconds * 400) * (0.8 + 0.4 * random())
+    return int(max(NEAR_POLL_MS, min(MOST_POLL_MS, base)))
