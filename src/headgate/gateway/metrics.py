@@ -6,8 +6,6 @@ added to the shared ones.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from headgate.kit import metrics
 
 FLUSH_SECONDS = 0.5
@@ -23,7 +21,7 @@ STREAMS = metrics.gauge("headgate_http_streams", "Open streams.", ["operation"])
 class Tally:
     """The figures of one operation since the last flush."""
 
-    __slots__ = ("_buckets", "_seconds", "_shown", "_statuses", "in_flight", "operation", "streams")
+    __slots__ = ("_seconds", "_shown", "_statuses", "in_flight", "operation", "streams")
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
@@ -31,15 +29,15 @@ class Tally:
         self.streams = 0
         self._shown = (0, 0)
         self._statuses: dict[int, int] = {}
-        self._buckets = [0] * (len(metrics.SECONDS) + 1)
-        self._seconds = 0.0
+        self._seconds: metrics.Sums | None = None
 
     def count(self, status: int, seconds: float) -> None:
         """Count one answer."""
         statuses = self._statuses
         statuses[status] = statuses.get(status, 0) + 1
-        self._buckets[bisect_left(metrics.SECONDS, seconds)] += 1
-        self._seconds += seconds
+        if self._seconds is None:  # an operation that nobody asks for has no figures
+            self._seconds = metrics.Sums(SECONDS.labels(self.operation))
+        self._seconds.count(seconds)
 
     def flush(self) -> None:
         """Add the figures to the shared ones."""
@@ -47,16 +45,8 @@ class Tally:
             self._shown = (self.in_flight, self.streams)
             IN_FLIGHT.labels(self.operation).set(self.in_flight)
             STREAMS.labels(self.operation).set(self.streams)
-        if not self._statuses:
-            return
         statuses, self._statuses = self._statuses, {}
-        buckets, self._buckets = self._buckets, [0] * len(self._buckets)
-        seconds, self._seconds = self._seconds, 0.0
         for status, number in statuses.items():
             REQUESTS.labels(self.operation, str(status)).inc(number)
-        shared = SECONDS.labels(self.operation)
-        # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
-        shared._sum.inc(seconds)
-        for index, number in enumerate(buckets):
-            if number:
-                shared._buckets[index].inc(number)
+        if statuses and self._seconds is not None:
+            self._seconds.flush()

@@ -9,12 +9,14 @@ go back and files do not pile up however often a worker is started again.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shutil
 import stat
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
+SOON_SECONDS = 0.25
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 Across = Literal["sum", "max", "min", "latest"]
@@ -74,6 +77,46 @@ def gauge(name: str, text: str, labels: Sequence[str] = (), *, across: Across = 
 def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SECONDS) -> Histogram:
     """Make a distribution; the buckets are for seconds unless given."""
     return Histogram(_ours(name), text, labels, buckets=buckets)
+
+
+class Sums:
+    """A distribution on a hot path: values are counted in plain numbers and added to the shared ones a little later.
+
+    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_due_in", "_shared", "_sum")
+
+    def __init__(self, shared: Histogram, bounds: Sequence[float] = SECONDS) -> None:
+        self._shared = shared
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        self._due_in: asyncio.AbstractEventLoop | None = None
+
+    def count(self, value: float) -> None:
+        """Count a value until the next flush."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def observe(self, value: float) -> None:
+        """Count a value, and flush it soon."""
+        self.count(value)
+        loop = asyncio.get_running_loop()
+        if self._due_in is not loop:
+            self._due_in = loop
+            loop.call_later(SOON_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Add what was counted to the shared numbers."""
+        self._due_in = None
+        counts, self._counts = self._counts, [0] * len(self._counts)
+        total, self._sum = self._sum, 0.0
+        # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
+        self._shared._sum.inc(total)
+        for index, number in enumerate(counts):
+            if number:
+                self._shared._buckets[index].inc(number)
 
 
 def collect(source: Callable[[], Iterable[Metric]]) -> None:
