@@ -179,7 +179,7 @@ async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes
         seen: list[bytes] = []
 
         def note(exchange: Exchange) -> None:
-            seen.append(b"%b %b %b %r" % (exchange.method.encode(), exchange.path, exchange.query, exchange.pairs))
+            seen.append(b"%b %b %b %r" % (exchange.method.encode(), exchange.path, exchange.query, exchange.head.pairs))
             exchange.whole(200, b"content-length: 0\r\n\r\n", b"")
 
         wire = Wire()

@@ -108,7 +108,7 @@ async def test_a_script_that_does_not_fit_is_told_to_its_callers(store: Store, t
 async def test_a_cancelled_caller_takes_nobody_along(batch: Batch, store: Store, thing: Thing) -> None:
     """Cancel each of the callers in turn, before departure and in flight: the others get their own answers."""
     for turns in range(4):
-        tasks = [asyncio.create_task(batch.call(thing, f"{turns}-{n}")) for n in range(30)]
+        tasks = [batch.call(thing, f"{turns}-{n}") for n in range(30)]
         for _ in range(turns):
             await asyncio.sleep(0)
         for task in tasks[::3]:
@@ -122,8 +122,8 @@ async def test_a_cancelled_caller_takes_nobody_along(batch: Batch, store: Store,
 
 
 async def test_who_is_cancelled_before_departure_is_not_sent(batch: Batch, store: Store, thing: Thing) -> None:
-    gone = asyncio.create_task(batch.call(thing, "gone"))
-    here = asyncio.create_task(batch.call(thing, "here"))
+    gone = batch.call(thing, "gone")
+    here = batch.call(thing, "here")
     await asyncio.sleep(0)
     gone.cancel()
     assert await here == [b"hello", b"here"]
@@ -166,7 +166,7 @@ async def test_an_impatient_caller_does_not_hurry_the_others(server: Standalone,
             await batch.call(thing, "first")
             proxy.delay(0.3)
             loop = asyncio.get_running_loop()
-            patient = asyncio.create_task(batch.call(thing, "patient"))
+            patient = batch.call(thing, "patient")
             with pytest.raises(StoreUnavailable):
                 await batch.call(thing, "hasty", deadline=loop.time() + 0.1)
             assert await patient == [b"hello", b"patient"]

@@ -5,14 +5,12 @@ and back costs more than our whole dispatch (decision 0006). Here the parser (ht
 runs where the bytes arrive, and the answer goes out in one write. What could be read in two ways is refused: two lengths, a
 length beside chunks, folded headers, bare line feeds, a coding that we do not undo.
 
-A client that keeps its connection says the same headers with each request. So the last ones are remembered as they came: a
-plain GET that ends in the same bytes has the same headers, and only its first line is read.
+Headers that were read before are not read again: see heads.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections import deque
 from typing import Any, Final, Protocol, cast
@@ -21,6 +19,7 @@ import httptools
 
 from headgate.gateway.answering import problem
 from headgate.gateway.exchange import Exchange, Heads
+from headgate.gateway.heads import MOST_BYTES, Head, KnownHeads, first_line
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
 MOST_HEADER_BYTES: Final = 65_536
@@ -29,13 +28,9 @@ IDLE_SECONDS: Final = 75.0
 HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
-MOST_REMEMBERED: Final = 4096
 CHANCES: Final = 4
 
-_GET: Final = re.compile(rb"GET (/[!\"$->@-~]*)(?:\?([!\"$-~]*))?").fullmatch
-_VERSION: Final = b" HTTP/1.1"
-# With one of these, a request is more than its headers.
-_MORE_THAN_A_HEAD: Final = frozenset((b"content-length", b"transfer-encoding", b"expect", b"upgrade"))
+_METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", "DELETE")}
 
 
 class HeadTooLarge(HeadgateError):
@@ -72,6 +67,7 @@ class House(Protocol):
     """What a connection needs of the listener that it belongs to."""
 
     heads: Heads
+    known: KnownHeads
     now: float
     stopping: bool
 
@@ -85,16 +81,16 @@ class House(Protocol):
         """Start answering a request."""
 
     def flush_later(self, connection: Connection) -> None:
-        """Flush this connection when all that arrived with its request has been looked at."""
+        """Flush this connection at the end of this turn of the loop."""
 
 
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_between", "_chances", "_drains", "_fed", "_head_bytes", "_headers", "_house", "_in_head",
-        "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_receiving", "_refused", "_repeated",
-        "_repeated_headers", "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
+        "_answering", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers", "_house",
+        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused",
+        "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
     def __init__(self, house: House) -> None:
@@ -112,10 +108,9 @@ class Connection(asyncio.Protocol):
         self._between = True
         self._plain: Exchange | None = None
         self._chances = CHANCES
-        self._receiving = False
         self._unsent = b""
-        self._repeated = b""
-        self._repeated_headers: tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]] = ([], {})
+        self._block = b""
+        self._head = Head([], {})
         self._head_bytes = 0
         self._fed = 0
         self._reading: Exchange | None = None
@@ -154,7 +149,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._refused is not None:
             return
-        if self._repeated and data.endswith(self._repeated) and self._answer_repeated(data):
+        if self._answering is None and self._chances and self._answer_known(data):
             return
         self._fed = len(data)
         fresh = self._between
@@ -177,11 +172,11 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > MOST_HEADER_BYTES:
                 self._refuse(HeadTooLarge())
         if fresh and self._between and self._plain is not None and self._chances:
-            self._remember(data, self._plain)
+            self._remember(data, self._plain.head)
         if self._unserved is not None:
             # Not from within the parser: an answer may be out at once, and close the connection.
             exchange, self._unserved = self._unserved, None
-            self._serve(exchange)
+            self._house.serve(exchange)
 
     def eof_received(self) -> None:
         """A client that closes its side has left: returning None closes ours."""
@@ -232,12 +227,13 @@ class Connection(asyncio.Protocol):
         path, _, query = url.partition(b"?")
         if path[:1] != b"/":
             path = _origin_form(path)
-        exchange = Exchange(self, parser.get_method().decode(), path, query, headers, names)
+        head = Head(headers, names)
+        exchange = Exchange(self, parser.get_method().decode(), path, query, head)
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = old
         if b"expect" in names and names[b"expect"].lower() == b"100-continue":
             exchange.expect()
-        if not old and exchange.keep_alive and names.keys().isdisjoint(_MORE_THAN_A_HEAD):
+        if not old and exchange.keep_alive and head.length is not None:
             self._plain = exchange
         self._reading = exchange
         if self._answering is None and not self._queue and not self.full:
@@ -267,17 +263,16 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def write_whole(self, data: bytes) -> None:
-        """Send a whole answer.
+        """Send a whole answer, together with all that are ready in this turn of the loop.
 
-        One that is ready while its request is still being read goes out together with those of the other connections that
-        had something to read: a write wakes whoever waits for it, and that costs more than to answer when they sleep.
+        A write wakes whoever waits for it, and that costs more than to answer while they sleep. Between the writes of many
+        answers, one right after the other, there is no time to fall asleep again.
         """
-        if not self._receiving:
-            self.write(data)
-            return
-        if not self._unsent:
+        if self._unsent:
+            self._unsent += data
+        else:
+            self._unsent = data
             self._house.flush_later(self)
-        self._unsent += data
 
     def flush(self) -> None:
         """Send what was put off."""
@@ -338,32 +333,39 @@ class Connection(asyncio.Protocol):
         elif lasted > IDLE_SECONDS:
             self._transport.close()
 
-    def _remember(self, data: bytes, exchange: Exchange) -> None:
-        """Keep the end of a request that came alone and is nothing but its headers."""
-        line = data.find(b"\r\n")
-        if len(data) <= MOST_REMEMBERED and data.find(b"\r\n\r\n") == len(data) - 4 and data[:line].endswith(_VERSION):
-            self._repeated = data[line - len(_VERSION) :]
-            self._repeated_headers = exchange.pairs, exchange.headers
+    def _remember(self, data: bytes, head: Head) -> None:
+        """Keep the headers of a request that came alone and whole."""
+        line = first_line(data)
+        ends = data.find(b"\r\n\r\n") + 4
+        if line is not None and len(data) - ends == head.length and ends - line.end() <= MOST_BYTES:
+            self._block, self._head = data[line.end() : ends], head
+            self._house.known.add(self._block, head)
             self._chances -= 1  # a proxy's connection brings others' headers each time
 
-    def _answer_repeated(self, data: bytes) -> bool:
-        """Take a request whose headers are the last one's; False if it has to be parsed after all."""
-        if self._answering is not None or self._queue or self.full or not self._between:
+    def _answer_known(self, data: bytes) -> bool:
+        """Take a whole request whose headers were read before; False if it has to be parsed after all."""
+        line = first_line(data)
+        if line is None or not self._between or self._queue or self.full:
             return False
-        line = _GET(data[: -len(self._repeated)])
-        if line is None:
+        begins = line.end()
+        ends = data.find(b"\r\n\r\n", begins - 2) + 4
+        block = data[begins:ends]
+        if block != self._block:
+            head = self._house.known.find(block)
+            if head is None:
+                return False
+            self._block, self._head = block, head
+        head = self._head
+        if len(data) - ends != head.length:
             return False
-        path, query = line.groups()
-        exchange = self._answering = Exchange(self, "GET", path, query or b"", *self._repeated_headers)
+        method, path, query = line.groups(b"")
+        exchange = self._answering = Exchange(self, _METHODS[method], path, query, head)
+        if head.length:
+            exchange.feed(data[ends:])
         exchange.complete = True
         self._chances = CHANCES
-        self._serve(exchange)
-        return True
-
-    def _serve(self, exchange: Exchange) -> None:
-        self._receiving = True
         self._house.serve(exchange)
-        self._receiving = False
+        return True
 
     def _next(self) -> None:
         if self._answering is not None or self.full:

@@ -34,8 +34,13 @@ class Door:
         `Authorization` may belong to the site. Callers with a token are not held to the limits of an address, nor is
         a proxy of ours that asks for itself.
         """
-        headers = exchange.headers
-        client, ours = self._clients.address(exchange.client, exchange.pairs)
+        head = exchange.head
+        client, ours = self._clients.address(exchange.client, head.pairs)
+        if head.plain and access is Access.PUBLIC:
+            if limiter is not None and not ours:
+                limiter.take_address(client)
+            return ANONYMOUS, client
+        headers = head.names
         secret = headers.get(b"x-api-token")
         if secret is None and bearer and b"authorization" in headers:
             secret = _bearer(headers[b"authorization"])

@@ -16,6 +16,7 @@ from time import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from headgate.gateway.heads import Head
 from headgate.kit.http import Message, Scope
 from headgate.kit.problems import HeadgateError
 
@@ -93,14 +94,13 @@ class Exchange:
         method: str,
         path: bytes,
         query: bytes,
-        pairs: list[tuple[bytes, bytes]],
-        headers: dict[bytes, bytes],
+        head: Head,
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
-        self.pairs = pairs
-        self.headers = headers
+        self.head = head
+        self.headers = head.names
         self._connection = connection
 
     # The connection's side.
@@ -160,7 +160,7 @@ class Exchange:
                 "raw_path": self.path,
                 "query_string": self.query,
                 "root_path": "",
-                "headers": list(self.pairs),
+                "headers": list(self.head.pairs),
                 "client": self._connection.client,
                 "server": self._connection.server,
             }
@@ -210,7 +210,10 @@ class Exchange:
         """Send a whole answer; `head` is its header lines with the length and the empty line."""
         self.started = True
         connection = self._connection
-        connection.write_whole(b"".join((connection.heads.dated(status), self._persistence(), head, body)))
+        first = connection.heads.dated(status)
+        if not self.complete or not self.keep_alive or self.old or connection.stopping:
+            first += self._persistence()
+        connection.write_whole(b"".join((first, head, body)))
         self._finish()
 
     async def __call__(self, message: Message) -> None:
@@ -297,7 +300,8 @@ class Exchange:
 
     def _finish(self) -> None:
         self.finished = True
-        self._chunks = None
+        if self._chunks:
+            self._chunks = None
         if self._waiting:
             self._wake()
         if self._watchers:

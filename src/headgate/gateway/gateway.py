@@ -44,6 +44,7 @@ from headgate.kit.http import (
 )
 from headgate.kit.operations import Ready
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
+from headgate.store import Awaited
 
 UNMATCHED = "unmatched"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -119,8 +120,11 @@ class Turn(Call):
     work: CoroutineType[Any, Any, object]
 
     def __init__(self, exchange: Exchange, request_id: str, stop: Stop, at: Place | Route) -> None:
-        super().__init__(exchange, request_id, stop)
-        self.exchange = exchange
+        # What Call's own does, without another call.
+        self.headers = exchange.headers
+        self.request_id = request_id
+        self.stop = stop
+        self._request = self.exchange = exchange
         self.at = at
         self.started = perf_counter()
 
@@ -173,8 +177,8 @@ class Gateway:
 
     def __call__(self, exchange: Exchange) -> Rest | None:
         """Answer one request, or give what is left to do: to wait for its body, its handler or its stream."""
-        headers = exchange.headers
-        given = headers.get(b"x-request-id")
+        plain = exchange.head.plain
+        given = None if plain else exchange.headers.get(b"x-request-id")
         request_id = f"{self._process}{next(self._numbers):x}" if given is None else self._request_id(given)
         turn = Turn(exchange, request_id, self.stop, self._unmatched)
         _LOGGED_ID.set(request_id)
@@ -184,14 +188,17 @@ class Gateway:
                 return self._run_mounted(self._mounted(exchange.path), turn)
             resource, turn.path = found
             route = resource.routes.get(exchange.method)
-            if b"origin" in headers or b"traceparent" in headers:
-                turn.extra = self._extra(resource, route, headers)
+            traced = False
+            if not plain:
+                traced = b"traceparent" in exchange.headers
+                if traced or b"origin" in exchange.headers:
+                    turn.extra = self._extra(resource, route, exchange.headers)
             if route is None:
                 result: object = _without_route(resource, exchange.method)
             else:
                 turn.begin(route)
                 # A traced request has log lines of its own, and so a context of its own.
-                if b"traceparent" in headers or traces.on() or not (exchange.complete or route.body is None):
+                if traced or traces.on() or not (exchange.complete or route.body is None):
                     return self._finish(turn, self._run(route, turn))
                 self._enter(route, turn)
                 if route.body is not None:
@@ -249,7 +256,7 @@ class Gateway:
                 route.limiter.take_user(user)
         return route.handler(turn)
 
-    def _step(self, turn: Turn, _awaited: object = None) -> None:
+    def _step(self, turn: Turn) -> None:
         """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
         try:
             awaited = turn.work.send(None)
@@ -265,10 +272,17 @@ class Gateway:
             turn.exchange.abort()
         else:
             if awaited is None:
-                asyncio.get_running_loop().call_soon(self._step, turn)
+                asyncio.get_running_loop().call_soon(self._resume, turn, awaited)
+                return
+            awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
+            if isinstance(awaited, Awaited):
+                awaited.directly = partial(self._resume, turn)
             else:
-                awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
-                awaited.add_done_callback(partial(self._step, turn))
+                awaited.add_done_callback(partial(self._resume, turn))
+
+    def _resume(self, turn: Turn, _awaited: object) -> None:
+        _LOGGED_ID.set(turn.request_id)  # whoever calls back has a context of their own
+        self._step(turn)
 
     async def _finish(self, turn: Turn, work: Awaitable[object]) -> None:
         """Answer once the handler is done."""
@@ -286,7 +300,8 @@ class Gateway:
 
     def _answer(self, turn: Turn, status: int, shared: bytes, body: bytes) -> None:
         """Send a whole answer."""
-        turn.end()
+        if turn.running:
+            turn.end()
         seconds = perf_counter() - turn.started
         turn.at.tally.count(status, seconds)
         if logs.debugging():

@@ -12,6 +12,7 @@ import structlog
 
 from headgate.gateway.connection import Connection
 from headgate.gateway.exchange import Exchange, Heads
+from headgate.gateway.heads import KnownHeads
 from headgate.kit.http import Receive, Scope
 
 BACKLOG: Final = 4096
@@ -37,6 +38,7 @@ class Listener:
         self._none_left = asyncio.Event()
         self._none_left.set()
         self.heads = Heads()
+        self.known = KnownHeads()
         self.now = self._loop.time()
         self.stopping = False
 
@@ -65,7 +67,7 @@ class Listener:
             exchange.task = self._loop.create_task(self._run(exchange, rest))
 
     def flush_later(self, connection: Connection) -> None:
-        """Flush this connection when all that arrived with its request has been looked at."""
+        """Flush this connection at the end of this turn of the loop."""
         if not self._unflushed:
             self._loop.call_soon(self._flush)
         self._unflushed.append(connection)

@@ -9,19 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, TypeGuard
 
 from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
+from headgate.store.awaited import Awaited
 from headgate.store.errors import ScriptFailed, as_problem
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, Reply, ServerError
+from headgate.store.link import Arg, LinkLost, Reply, ServerError
 from headgate.store.script import Script
-from headgate.store.store import Store
+from headgate.store.store import Begun, Store
 
 FLIGHTS: Final = 2
 TICK_SECONDS: Final = 0.02
 Shared = Callable[[Thing], tuple[Arg, ...]]
+Preface = Callable[[Thing, Reply], object]
+
+
+class Seat(Awaited):
+    """A caller's seat in a call: what they ask, until when they wait, and their answer.
+
+    `preface` is what the script said to all in the call alike, if it says such a thing.
+    """
+
+    __slots__ = ("item", "limit", "preface")
+
+    item: tuple[Arg, ...]
+    limit: float
+    preface: object
 
 
 def _nothing(thing: Thing) -> tuple[Arg, ...]:
@@ -29,62 +45,106 @@ def _nothing(thing: Thing) -> tuple[Arg, ...]:
 
 
 class Batch:
-    """Calls of a script whose variadic arguments are items of equal width, one reply each."""
+    """Calls of a script whose variadic arguments are items of equal width, one reply each.
 
-    def __init__(self, store: Store, script: Script, *, shared: Shared = _nothing, most: int = 256) -> None:
+    `shared` gives the arguments before them. A script may say something to all of them first; then `preface` reads it, and
+    each caller finds it in the seat.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        script: Script,
+        *,
+        shared: Shared = _nothing,
+        preface: Preface | None = None,
+        most: int = 256,
+    ) -> None:
         self._store = store
         self._script = script
         self._shared = shared
+        self._preface = preface
         self._most = most
+        self._patience = store.deadline_seconds
         self._lanes: dict[Thing, _Lane] = {}
         self._loop = asyncio.get_running_loop()
-        self._size = metrics.BATCH_SIZE.labels(script.name)
 
-    async def call(self, thing: Thing, *item: Arg, deadline: float | None = None) -> Reply:
+    def call(self, thing: Thing, *item: Arg, deadline: float | None = None) -> Seat:
         """Run one item, together with whatever else is waiting for this thing."""
         lane = self._lanes.get(thing)
         if lane is None:
             lane = self._lanes[thing] = _Lane()
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        limit = self._store.deadline() if deadline is None else deadline
-        lane.waiting.append((item, future, limit))
+        seat = Seat(loop=self._loop)
+        seat.item = item
+        seat.limit = limit = self._loop.time() + self._patience if deadline is None else deadline
+        seat.directly = None
+        lane.waiting.append(seat)
         if lane.timer is None or limit < lane.timer_at:
             self._watch(lane, limit)
         if not lane.scheduled and len(lane.flying) < FLIGHTS:
             lane.scheduled = True
             # At the end of this turn of the loop, so that whoever is ready now comes along.
             self._loop.call_soon(self._depart, thing, lane)
-        return await future
+        return seat
 
     def _depart(self, thing: Thing, lane: _Lane) -> None:
         lane.scheduled = False
-        crew: list[_Seat] = []
+        crew: list[Seat] = []
         while lane.waiting and len(crew) < self._most:
             seat = lane.waiting.popleft()
-            if not seat[1].done():
+            if not seat.done():
                 crew.append(seat)
         if crew:
             lane.flying.append(crew)
-            self._store.errands.start(self._fly(thing, lane, crew))
+            self._take_off(thing, lane, crew)
         elif not lane.flying:
             self._lanes.pop(thing, None)
             if lane.timer is not None:
                 lane.timer.cancel()
 
-    async def _fly(self, thing: Thing, lane: _Lane, crew: list[_Seat]) -> None:
+    def _take_off(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:
+        """Send a call: at once if the way to the store is open, else, and whenever it is not as usual, in a task."""
+        metrics.batch_size(self._script.name).observe(len(crew))
         try:
-            await self._deliver(thing, crew)
+            begun = self._store.begin(self._script, thing, self._arguments(thing, crew), _limit(crew))
+        except (TypeError, UnicodeError, LinkLost):
+            begun = None  # the task will find out who asked for what cannot be sent
+        if begun is None:
+            self._store.errands.start(self._fly(thing, lane, crew))
+        else:
+            begun.reply.directly = partial(self._landed, thing, lane, crew, begun)
+
+    def _landed(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun, reply: Awaited) -> None:
+        replies = None if reply.cancelled() or reply.exception() is not None else reply.result()
+        if not self._fits(replies, crew):
+            self._store.errands.start(self._fly(thing, lane, crew, begun))
+            return
+        metrics.script_seconds(self._script.name, "ok").observe(self._loop.time() - begun.started)
+        try:
+            self._hand_out(thing, crew, replies)
+        except Exception as error:  # noqa: BLE001 -- a defect of ours: its callers must hear of it, and none may hang
+            for seat in crew:
+                _fail(seat, error)
+        self._make_room(thing, lane, crew)
+
+    async def _fly(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun | None = None) -> None:
+        try:
+            await self._deliver(thing, crew, begun)
         except asyncio.CancelledError:
-            for _, future, _ in crew:
-                future.cancel()
+            for seat in crew:
+                seat.drop()
             raise
         except Exception as error:  # noqa: BLE001 -- a defect of ours: its callers must hear of it, and none may hang
-            for _, future, _ in crew:
-                _fail(future, error)
+            for seat in crew:
+                _fail(seat, error)
         finally:
-            lane.flying.remove(crew)
-            if not lane.scheduled:
-                self._depart(thing, lane)
+            self._make_room(thing, lane, crew)
+
+    def _make_room(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:
+        """A call is over: whoever gathered meanwhile may go."""
+        lane.flying.remove(crew)
+        if not lane.scheduled:
+            self._depart(thing, lane)
 
     def _watch(self, lane: _Lane, limit: float) -> None:
         """Look again at a lane when its first deadline has passed; one timer serves all its callers."""
@@ -104,46 +164,52 @@ class Batch:
             (lane.waiting, StoreUnavailable),
             *((crew, StoreUnavailable if again else OutcomeUnknown) for crew in lane.flying),
         ):
-            for _, future, limit in seats:
-                if future.done():
+            for seat in tuple(seats):  # who is told may ask again at once
+                if seat.done():
                     continue
-                if limit <= now:
-                    future.set_exception(late(retry_after=1))
+                if seat.limit <= now:
+                    seat.fail(late(retry_after=1))
                 else:
-                    limits.append(limit)
+                    limits.append(seat.limit)
         if limits:
             self._watch(lane, max(min(limits), now + TICK_SECONDS))
 
-    async def _deliver(self, thing: Thing, crew: list[_Seat]) -> None:
-        self._size.observe(len(crew))
-        limit = max(limit for _, _, limit in crew)
-        arguments = [part for item, _, _ in crew for part in item]
+    async def _deliver(self, thing: Thing, crew: list[Seat], begun: Begun | None = None) -> None:
+        arguments = self._arguments(thing, crew)
         try:
-            replies = await self._store.run(self._script, thing, *self._shared(thing), *arguments, deadline=limit)
-            if not isinstance(replies, list) or len(replies) != len(crew):
+            replies = await self._store.run(self._script, thing, *arguments, deadline=_limit(crew), begun=begun)
+            if not self._fits(replies, crew):
                 raise ScriptFailed(f"{self._script.name}.lua did not give one reply for each item")
         except (ScriptFailed, TypeError, UnicodeError) as error:
             ran = isinstance(error, ScriptFailed)  # the others are arguments that cannot be sent
             if len(crew) == 1 or (ran and not self._script.header.repeatable):
-                for _, future, _ in crew:
-                    _fail(future, error)
+                for seat in crew:
+                    _fail(seat, error)
                 return
             # One item may have broken it for all: each alone, so that only that one's caller hears of it.
             for seat in crew:
                 await self._deliver(thing, [seat])
-            return
         except HeadgateError as error:
-            for _, future, _ in crew:
-                _fail(future, error)
-            return
-        for (_, future, _), reply in zip(crew, replies, strict=True):
+            for seat in crew:
+                _fail(seat, error)
+        else:
+            self._hand_out(thing, crew, replies)
+
+    def _arguments(self, thing: Thing, crew: list[Seat]) -> tuple[Arg, ...]:
+        return (*self._shared(thing), *[part for seat in crew for part in seat.item])
+
+    def _fits(self, replies: Reply, crew: list[Seat]) -> TypeGuard[list[Reply]]:
+        """Tell whether there is a reply for each, and the preface if there should be one."""
+        return isinstance(replies, list) and len(replies) == len(crew) + (self._preface is not None)
+
+    def _hand_out(self, thing: Thing, crew: list[Seat], replies: list[Reply]) -> None:
+        said = self._preface(thing, replies.pop(0)) if self._preface is not None else None
+        for seat, reply in zip(crew, replies, strict=True):
+            seat.preface = said
             if isinstance(reply, ServerError):
-                _fail(future, as_problem(reply))
-            elif not future.done():
-                future.set_result(reply)
-
-
-_Seat = tuple[tuple[Arg, ...], asyncio.Future[Reply], float]
+                _fail(seat, as_problem(reply))
+            else:
+                seat.answer(reply)
 
 
 class _Lane:
@@ -152,19 +218,21 @@ class _Lane:
     __slots__ = ("flying", "scheduled", "timer", "timer_at", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[_Seat] = deque()
-        self.flying: list[list[_Seat]] = []
+        self.waiting: deque[Seat] = deque()
+        self.flying: list[list[Seat]] = []
         self.scheduled = False
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0  # not every loop's timers know it
 
 
-def _fail(future: asyncio.Future[Reply], error: Exception) -> None:
+def _limit(crew: list[Seat]) -> float:
+    return max(seat.limit for seat in crew)
+
+
+def _fail(seat: Seat, error: Exception) -> None:
     """Give a caller an exception of its own; one object raised in many tasks would mix up their tracebacks."""
-    if future.done():
-        return
     own = error
     if isinstance(error, HeadgateError):
         own = type(error)(error.detail, retry_after=error.retry_after, **error.members)
         own.__cause__ = error.__cause__
-    future.set_exception(own)
+    seat.fail(own)

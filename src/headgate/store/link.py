@@ -16,6 +16,7 @@ from typing import Final, TypeAlias, cast
 from libvalkey import ProtocolError, Reader, pack_command
 
 from headgate.store.address import Address, Endpoint
+from headgate.store.awaited import Awaited
 
 Arg: TypeAlias = str | bytes | int | float
 
@@ -25,6 +26,7 @@ BEAT_SECONDS: Final = 2.0
 TICK_SECONDS: Final = 0.05
 STEP_MS: Final = 5000
 SETTLED_MS: Final = 10_000
+LARGE: Final = 1024
 
 
 class ServerError(Exception):
@@ -91,7 +93,7 @@ class Link(asyncio.Protocol):
         self.on_push: Callable[[list[Reply]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(replyError=ServerError, notEnoughData=_MORE)
-        self._pending: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        self._pending: deque[tuple[Awaited, float]] = deque()
         self._outgoing: list[bytes] = []
         self._alone = False
         self._transport: asyncio.Transport | None = None
@@ -130,27 +132,27 @@ class Link(asyncio.Protocol):
             raise LinkLost(f"{endpoint} cannot be reached: {error.strerror or error}", sent=False) from error
         return link
 
-    def send(self, command: tuple[Arg, ...], deadline: float) -> asyncio.Future[Reply]:
+    def send(self, command: tuple[Arg, ...], deadline: float) -> Awaited:
         """Queue one command; its reply comes in the future. Errors are raised there, never returned."""
         if self.closed:
             raise LinkLost(f"the connection to {self.endpoint} is closed", sent=False)
-        future: asyncio.Future[Reply] = self._loop.create_future()
         packed = pack_command(command)
+        awaited = Awaited(loop=self._loop)
+        awaited.directly = None
+        alone = False
         if self._pending:
             self._alone = False
         else:
             self._heard = self._loop.time()
-            if self._alone and self._transport is not None:
-                # The last one had nobody to share a write with: this one does not wait for company either.
-                self._pending.append((future, deadline))
-                self._transport.write(packed)
-                return future
-            self._alone = True
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
+            # The last one had nobody to share a write with: this one does not wait for company either.
+            alone, self._alone = self._alone, True
+        self._pending.append((awaited, deadline))
         self._outgoing.append(packed)
-        self._pending.append((future, deadline))
-        return future
+        if (alone or len(packed) > LARGE) and self._transport is not None:
+            self._flush()
+        elif len(self._outgoing) == 1:
+            self._loop.call_soon(self._flush)
+        return awaited
 
     def push(self, command: tuple[Arg, ...]) -> None:
         """Send a command whose reply is a pushed message (subscribe and its kin)."""
@@ -195,13 +197,11 @@ class Link(asyncio.Protocol):
                     if isinstance(reply, list):
                         self.on_push(reply)
                     continue
-                future, _ = pending.popleft()
-                if future.done():
-                    continue
+                awaited, _ = pending.popleft()
                 if isinstance(reply, ServerError):
-                    future.set_exception(reply)
+                    awaited.fail(reply)
                 else:
-                    future.set_result(reply)
+                    awaited.answer(reply)
         except (ProtocolError, IndexError) as error:
             self.close(f"{self.endpoint} does not speak the store's protocol ({error})")
 
@@ -215,9 +215,7 @@ class Link(asyncio.Protocol):
             self._transport.abort()
         words = f"the connection to {self.endpoint} was lost" + (f": {exc}" if exc else "")
         while self._pending:
-            future, _ = self._pending.popleft()
-            if not future.done():
-                future.set_exception(LinkLost(words, sent=True))
+            self._pending.popleft()[0].fail(LinkLost(words, sent=True))
         if not self._lost.done():
             self._lost.set_result(None)
 
@@ -230,9 +228,8 @@ class Link(asyncio.Protocol):
         """Tell callers whose time is up, notice a node that went silent, and ask for its state now and then."""
         now = self._loop.time()
         self._tick = self._loop.call_later(TICK_SECONDS, self._on_tick)
-        for future, deadline in self._pending:
-            if deadline <= now and not future.done():
-                future.set_exception(LinkTimeout())
+        for awaited in [awaited for awaited, deadline in self._pending if deadline <= now]:
+            awaited.fail(LinkTimeout())
         if self._pending and now - self._heard > STALL_SECONDS:
             self.close(f"nothing heard for {STALL_SECONDS:.0f} s")
         elif now >= self._beat_at and self.on_push is None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
-from prometheus_client import Histogram
+from headgate.kit.metrics import Sums, histogram
 
-from headgate.kit.metrics import histogram
-
+_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SCRIPT_SECONDS = histogram(
     "headgate_store_script_seconds", "time from a script's call to its answer, repeats included", ("script", "outcome")
 )
-BATCH_SIZE = histogram(
-    "headgate_store_batch_size",
-    "calls that shared one script call",
-    ("script",),
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-)
+BATCH_SIZE = histogram("headgate_store_batch_size", "calls that shared one script call", ("script",), buckets=_SIZES)
 
 
 @cache
-def script_seconds(script: str, outcome: str) -> Histogram:
+def script_seconds(script: str, outcome: str) -> Sums:
     """Give where a script's times with one outcome are kept."""
-    return SCRIPT_SECONDS.labels(script, outcome)
+    return Sums(SCRIPT_SECONDS.labels(script, outcome))
+
+
+@cache
+def batch_size(script: str) -> Sums:
+    """Give where it is kept how many shared a script's calls."""
+    return Sums(BATCH_SIZE.labels(script), _SIZES)

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Final, Protocol, TypeVar, cast
+from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 from headgate.kit import traces
 from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
 from headgate.store.address import Address, Endpoint, parse_address
+from headgate.store.awaited import Awaited
 from headgate.store.errands import Errands
 from headgate.store.errors import ELSEWHERE, LATER, as_problem
 from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
@@ -37,6 +38,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Begun(NamedTuple):
+    """A call that was sent: by which link, its reply, and when."""
+
+    link: Link
+    reply: Awaited
+    started: float
+
+
 class Store:
     """A connected store; made by `open_store`."""
 
@@ -48,7 +57,7 @@ class Store:
         self.hints = Hints(self.route, errands)
         self._second: Route | None = None
         self._loop = asyncio.get_running_loop()
-        self._deadline = settings.deadline_ms / 1000
+        self.deadline_seconds = settings.deadline_ms / 1000
         self._includes: dict[str, str] = {}
         self._rendered: dict[Script, tuple[str, str]] = {}
         self._advance_ms = 0
@@ -59,18 +68,36 @@ class Store:
 
     def deadline(self) -> float:
         """Give the loop time at which a call that starts now should give up."""
-        return self._loop.time() + self._deadline
+        return self._loop.time() + self.deadline_seconds
 
     async def run(
-        self, script: Script, thing: Thing, *args: Arg, deadline: float | None = None, aside: bool = False, **names: str
+        self,
+        script: Script,
+        thing: Thing,
+        *args: Arg,
+        deadline: float | None = None,
+        aside: bool = False,
+        begun: Begun | None = None,
+        **names: str,
     ) -> Reply:
         """Run a script on a thing and give its reply; its refusals are raised as our exceptions.
 
-        `aside` sends it by the connection of the replicated calls, and so after those that were sent before it.
+        `aside` sends it by the connection of the replicated calls, and so after those that were sent before it. `begun` is
+        this very call, if it was sent already.
         """
-        limit = self._loop.time() + self._deadline if deadline is None else deadline
+        limit = self._loop.time() + self.deadline_seconds if deadline is None else deadline
         route = self._second_route() if aside else self.route
-        return await self._measured(route, script, thing, self._sender(script, thing, args, names, limit), limit)
+        sender = self._sender(script, thing, args, names, limit)
+        return await self._measured(route, script, thing, sender, limit, begun)
+
+    def begin(self, script: Script, thing: Thing, args: tuple[Arg, ...], limit: float) -> Begun | None:
+        """Send a script at once, if the way is open; None if it is not. `run` goes on with what was begun and went wrong."""
+        link = None if traces.on() else self.route.ready(thing.slot)
+        if link is None:
+            return None
+        started = self._loop.time()
+        reply = cast("Awaited", self._sender(script, thing, args, {}, limit)(link, load=False, asking=False))
+        return Begun(link, reply, started)
 
     async def run_replicated(
         self,
@@ -87,7 +114,7 @@ class Store:
         The server counts what came by the same connection and keeps that connection waiting: hence a second one to each
         node, opened when first needed.
         """
-        limit = self._loop.time() + self._deadline if deadline is None else deadline
+        limit = self._loop.time() + self.deadline_seconds if deadline is None else deadline
         call = self._sender(script, thing, args, {}, limit)
 
         async def send(link: Link, *, load: bool, asking: bool) -> tuple[Reply, int]:
@@ -123,13 +150,22 @@ class Store:
 
         return send
 
-    async def _measured(self, route: Route, script: Script, thing: Thing, send: _Send[T], limit: float) -> T:
+    async def _measured(
+        self,
+        route: Route,
+        script: Script,
+        thing: Thing,
+        send: _Send[T],
+        limit: float,
+        begun: Begun | None = None,
+    ) -> T:
         """Attempt a script's call, and note how long it took and how it ended."""
-        started = self._loop.time()
+        started = self._loop.time() if begun is None else begun.started
         outcome = "ok"
         try:
             with traces.span("EVALSHA", script=script.name, part=thing.part):
-                return await self._attempt(route, thing.slot, send, limit, again=script.header.repeatable)
+                again = script.header.repeatable
+                return await self._attempt(route, thing.slot, send, limit, again=again, begun=begun)
         except HeadgateError as error:
             outcome = error.code
             raise
@@ -204,13 +240,18 @@ class Store:
 
         return await self._attempt(self.route, thing.slot, send, limit, again=again)
 
-    async def _attempt(self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool) -> T:
+    async def _attempt(
+        self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool, begun: Begun | None = None
+    ) -> T:
         """Send until there is an answer, the deadline has passed, or the outcome cannot be known."""
         pause = FIRST_PAUSE
         load = False
         detour: Endpoint | None = None
         while True:
             try:
+                if begun is not None:
+                    link, sent, begun = begun.link, begun.reply, None
+                    return cast("T", await sent)
                 ready = route.ready(slot) if detour is None else None
                 link = ready or await self._find(route, slot, detour, limit)
                 return await send(link, load=load, asking=detour is not None)

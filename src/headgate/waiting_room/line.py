@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id, new_uuid
 from headgate.kit.problems import InvalidRequest, StoreUnavailable
-from headgate.store import Batch, Store, Thing, script
+from headgate.store import Arg, Batch, Seat, Store, Thing, script
+from headgate.waiting_room.memory import Common
 from headgate.waiting_room.metrics import STREAMS
 from headgate.waiting_room.model import Entry, Status
 from headgate.waiting_room.problems import NotInLine, QueueLost
@@ -62,9 +64,13 @@ class Line:
         self._queues = queues
         self._keys = keys
         self._proofs = proofs
-        self._hearer = Hearer(queues, wake)
-        self._entries = Batch(store, ENTRY, shared=lambda thing: (serving(thing), new_uuid()), most=128)
-        self._statuses = Batch(store, STATUS, shared=lambda thing: (serving(thing), new_uuid()))
+        hear = Hearer(queues, wake).hear
+
+        def shared(thing: Thing) -> tuple[Arg, ...]:
+            return serving(thing), new_uuid()
+
+        self._entries = Batch(store, ENTRY, shared=shared, preface=hear, most=128)
+        self._statuses = Batch(store, STATUS, shared=shared, preface=hear)
         self._watchers: dict[Thing, dict[str, set[asyncio.Event]]] = {}
         self._listening: dict[Thing, ExitStack] = {}
 
@@ -88,12 +94,13 @@ class Line:
             asker = self._asker(keys, thing, user_id, nickname, proof, place_token, trusted)
             user_id, claim = asker.user_id, asker.claim()
         item = (user_id, nickname, claim, traces.traceparent() or "")
+        seat = self._entries.call(thing, *item)
         try:
-            reply = cast("bytes", await self._entries.call(thing, *item))
+            reply = cast("bytes", await seat)
         except QueueLost:
-            reply = cast("bytes", await self._queues.kept(thing, lambda: self._entries.call(thing, *item)))
+            seat, reply = await self._kept(thing, lambda: self._entries.call(thing, *item))
+        common = cast("Common", seat.preface)
         number, account = place_of(reply)
-        common = self._hearer.common(thing, reply)
         place = Place(
             sub=user_id,
             aud=thing.name,
@@ -104,22 +111,24 @@ class Line:
             account=account,
             name=nickname,
         )
-        return tell(Entry, thing, user_id, reply, common, keys, place_token=keys.sign_place(place))
+        make = partial(Entry, place_token=keys.sign_place(place))
+        return tell(make, thing, user_id, reply, common, keys)
 
     async def status(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> Status:
         """Say where somebody stands, and note that they asked."""
         claim = ""  # their id is their own secret
         if trusted or place_token is not None:
             claim = self._asker(await self._keys(), thing, user_id, "", None, place_token, trusted).claim()
+        seat = self._statuses.call(thing, user_id, claim)
         try:
-            reply = cast("bytes", await self._statuses.call(thing, user_id, claim))
+            reply = cast("bytes", await seat)
         except QueueLost:
-            reply = cast("bytes", await self._queues.kept(thing, lambda: self._statuses.call(thing, user_id, claim)))
+            seat, reply = await self._kept(thing, lambda: self._statuses.call(thing, user_id, claim))
         except (NotInLine, UnicodeError):
             member_id(user_id, "userId")  # nearly everybody is found: only who is not may have given what is no id
             raise
         keys = await self._keys() if reply[0] == CALLED else None
-        return tell(Status, thing, user_id, reply, self._hearer.common(thing, reply), keys)
+        return tell(Status, thing, user_id, reply, cast("Common", seat.preface), keys)
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
@@ -155,6 +164,15 @@ class Line:
                             await changed.wait()
         finally:
             self._unwatch(thing, user_id, changed)
+
+    async def _kept(self, thing: Thing, call: Callable[[], Seat]) -> tuple[Seat, bytes]:
+        """Ask again of a queue that the store has lost, once what we remember of it is written back."""
+
+        async def asked() -> tuple[Seat, bytes]:
+            seat = call()
+            return seat, cast("bytes", await seat)
+
+        return await self._queues.kept(thing, asked)
 
     def _newcomer(self, keys: SigningKeys, thing: Thing, nickname: str, idempotency_key: str | None) -> str:
         if idempotency_key is None:

@@ -1,8 +1,8 @@
 """What a script says of somebody, and what they are told of it.
 
-An answer is packed: first what is theirs (state, account, place, rank), then what all of a queue are told alike, then, for
-somebody who is called, the seat that is held. What all are told alike stays the same from one step of the promotion to the
-next, so it is taken apart once and not for each who asks.
+An answer is packed: state, account, place, rank, and for somebody who is called the seat that is held. What all of a queue are
+told alike comes once with each call, and stays the same from one step of the promotion to the next, so it is taken apart once
+and not for each who asks.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import msgspec
 
-from headgate.store import Thing
+from headgate.store import Reply, Thing
 from headgate.waiting_room.memory import Common
 from headgate.waiting_room.model import Flow, Seat, State, Status, poll_after_ms
 from headgate.waiting_room.queues import Queues
@@ -45,7 +45,6 @@ _OWN: Final = struct.Struct("<cBdI")
 # Everybody's: generation, seconds since there is a line, wake, grace, serving, and what is forecast (free, turnover,
 # departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick).
 _COMMON: Final = struct.Struct("<ddBddIdddddd")
-_COMMON_ENDS: Final = _OWN.size + _COMMON.size
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
 _LEFT: Final = struct.Struct("<dB")
 
@@ -66,15 +65,17 @@ class Hearer:
         self._queues = queues
         self._wake = wake
 
-    def common(self, thing: Thing, reply: bytes) -> Common:
-        """Give what all of this queue are told alike, and take note of it."""
-        packed = reply[_OWN.size : _COMMON_ENDS]
-        common = self._queues.heard(thing, packed)
+    def hear(self, thing: Thing, packed: Reply) -> Common | None:
+        """Take note of what all of this queue are told alike, and give it; None if there is no such queue."""
+        if not packed:
+            return None
+        said = cast("bytes", packed)
+        common = self._queues.heard(thing, said)
         if common is None:
-            generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(packed)
+            generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(said)
             rate, freed, cycle, pace, fastest, tick = rest
             flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick) if pace else None
-            common = Common(packed, int(generation), bool(wake), grace / 1000, free, flow)
+            common = Common(said, int(generation), bool(wake), grace / 1000, free, flow)
             self._queues.note(thing, common.generation, int(serving)).common = common
         if common.wake:
             self._wake(thing)
@@ -82,7 +83,7 @@ class Hearer:
 
 
 def tell(
-    kind: type[Told], thing: Thing, user_id: str, reply: bytes, common: Common, keys: SigningKeys | None, **more: Any
+    make: Callable[..., Told], thing: Thing, user_id: str, reply: bytes, common: Common, keys: SigningKeys | None
 ) -> Told:
     """Say it in our words; `keys` sign the ticket of somebody who is called."""
     letter, _, place, rank = _OWN.unpack_from(reply)
@@ -93,7 +94,7 @@ def tell(
             eta = flow.eta(rank)
             if eta is None:
                 least = flow.least(rank)
-        return kind(
+        return make(
             status=State.WAITING,
             queue=thing.name,
             user_id=user_id,
@@ -102,10 +103,9 @@ def tell(
             eta=eta,
             poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
             least_seconds=msgspec.UNSET if least is None else least,
-            **more,
         )
     status = STATES[letter]
-    told = kind(
+    told = make(
         status=status,
         queue=thing.name,
         user_id=user_id,
@@ -114,15 +114,14 @@ def tell(
         eta=None,
         poll_after_ms=INSIDE_POLL_MS,
         advice=ADVICE.get(status, msgspec.UNSET),
-        **more,
     )
     return _called(told, keys, thing, common.generation, reply) if status is State.PROMOTED else told
 
 
 def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes) -> Told:
     """Add the ticket, its signed form and the seat that it holds."""
-    left, length = _LEFT.unpack_from(reply, _COMMON_ENDS)
-    at = _COMMON_ENDS + _LEFT.size
+    left, length = _LEFT.unpack_from(reply, _OWN.size)
+    at = _OWN.size + _LEFT.size
     ticket = reply[at : at + length].decode()
     at += length
     server = reply[at + 1 : at + 1 + reply[at]].decode()

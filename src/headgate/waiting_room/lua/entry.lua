@@ -7,9 +7,10 @@
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
---- RETURNS  for each user, packed: state, account, place, rank, generation, seconds since there is a line, wake, grace_ms,
----          serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest
----          turnover, seconds of a tick; and for who is called: left_ms, ticket, server, address
+--- RETURNS  what all are told alike, packed: generation, seconds since there is a line, wake, grace_ms, serving, free,
+---          turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover,
+---          seconds of a tick; then for each user, packed: state, account, place, rank; and for who is called: left_ms,
+---          ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
 --@include arrive
@@ -25,11 +26,11 @@ local queue = open_queue({
 }, context)
 local refusal = unknown(queue)
 if refusal then
-  return refuse_all(refusal, 4, #ARGV, 4)
+  return refuse_askers(refusal, 4)
 end
 queue.serving = math.max(queue.serving, remembered)
 local new_ticket = ticket_source(queue, seed)
-local ids, places, joining, replies = {}, {}, {}, {}
+local ids, places, joining, replies = {}, {}, {}, { '' }
 for i = 4, #ARGV, 4 do
   ids[#ids + 1] = ARGV[i]
 end
@@ -60,7 +61,7 @@ local function newcomer(id, nickname, account)
   joining[id] = true
   change_record(records, id, pack_user(user))
   count(queue, 'entered', 1)
-  return answer(queue, 'W', account, user.place, user.shown)
+  return struct.pack(ANSWER_FORM, 'W', account, user.place, user.shown)
 end
 
 local function arrive(id, nickname, claim)
@@ -110,4 +111,5 @@ end
 join()
 write_records(queue, records)
 close_queue(queue)
+replies[1] = common(queue)
 return replies

@@ -7,9 +7,10 @@
 ---          16 traces (hash)
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, claim (what they can show)
---- RETURNS  for each user, packed: state, account, place, rank, generation, seconds since there is a line, wake, grace_ms,
----          serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest
----          turnover, seconds of a tick; and for who is called: left_ms, ticket, server, address
+--- RETURNS  what all are told alike, packed: generation, seconds since there is a line, wake, grace_ms, serving, free,
+---          turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover,
+---          seconds of a tick; then for each user, packed: state, account, place, rank; and for who is called: left_ms,
+---          ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_RESET NOT_IN_LINE FORBIDDEN
 --- AGAIN    same answer: the same moment is noted again
 --@include arrive
@@ -25,12 +26,12 @@ local queue = open_queue({
 }, context)
 local refusal = unknown(queue)
 if refusal then
-  return refuse_all(refusal, 4, #ARGV, 2)
+  return refuse_askers(refusal, 2)
 end
 local serving, generation = queue.serving, queue.generation
 queue.serving = math.max(serving, remembered)
 local new_ticket = ticket_source(queue, seed)
-local ids, replies = {}, {}
+local ids, replies = {}, { '' }
 for i = 4, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
@@ -62,4 +63,5 @@ for i = 4, #ARGV, 2 do
 end
 write_records(queue, records)
 close_asked(queue, serving, generation)
+replies[1] = common(queue)
 return replies

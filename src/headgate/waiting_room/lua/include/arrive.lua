@@ -39,7 +39,7 @@ end
 --- refusal.
 local function restore(queue, id, nickname, account, place, generation)
   if generation > queue.generation then
-    queue.generation, queue.common = generation, false
+    queue.generation = generation
   elseif generation < queue.generation then
     return nil, { err = 'QUEUE_RESET' }
   end
@@ -89,13 +89,17 @@ local function touch(queue, user, new_ticket)
   end
 end
 
---- What a person is told, packed; what all are told alike is packed once.
-local function answer(queue, state, account, place, rank)
-  if not queue.common then
-    queue.common = struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, queue.unattended and 1 or 0,
-      queue.grace_ms, queue.serving) .. forecast(queue)
-  end
-  return struct.pack(ANSWER_FORM, state, account, place, rank) .. queue.common
+--- Refuse whoever asks; what all are told alike comes first, and is nothing.
+local function refuse_askers(refusal, width)
+  local replies = refuse_all(refusal, 4, #ARGV, width)
+  table.insert(replies, 1, '')
+  return replies
+end
+
+--- What all are told alike, packed.
+local function common(queue)
+  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, queue.unattended and 1 or 0, queue.grace_ms,
+    queue.serving) .. forecast(queue)
 end
 
 --- A rank that was shown never rises.
@@ -119,7 +123,7 @@ local function tell_waiting(queue, records, id, proven)
     change_record(records, id, string.sub(record, 1, SHOWN_AT - 1) .. struct.pack('<I4I4', rank, queue.seconds)
       .. string.sub(record, AFTER_SEEN))
   end
-  return answer(queue, 'W', account, place, rank)
+  return struct.pack(ANSWER_FORM, 'W', account, place, rank)
 end
 
 --- Tell somebody, whatever their state.
@@ -132,9 +136,9 @@ local function view(queue, user)
     end
     user.shown, user.seen = shown_rank(rank + 1, user.shown), queue.seconds
     write_user(queue.keys.users, user)
-    return answer(queue, 'W', user.account, user.place, user.shown)
+    return struct.pack(ANSWER_FORM, 'W', user.account, user.place, user.shown)
   end
-  local told = answer(queue, user.state, user.account, user.place, 0)
+  local told = struct.pack(ANSWER_FORM, user.state, user.account, user.place, 0)
   if user.state ~= 'P' then
     return told
   end

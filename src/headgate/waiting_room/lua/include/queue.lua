@@ -49,7 +49,7 @@ local function open_queue(keys, context)
     flow_sum = tonumber(saved[18] or 0), flow_age = tonumber(saved[19] or 0), turnover = saved[20] or '',
     forecast = saved[21], counts = {},
     version = policy[1], grace_ms = tonumber(policy[2]), longest = tonumber(policy[3]) or false,
-    together = false, length = false, common = false,
+    together = false, length = false,
     as_saved = thing.state == 'same' and passed > 0 and passed < LOOK_MS and thing.last,
   }
   if thing.state == 'uncertain' then
