@@ -41,17 +41,19 @@ local servers_open = queue.fixed and {} or open_servers(queue, false)
 local pick = queue.fixed and fixed_picker(0) or picker(servers_open, queue.packed)
 budget = clear_dead(queue, budget, pick, new_ticket)
 -- Seats freed or taken a moment ago count: the pick above only served those whose server died.
-if queue.fixed then
-  pick = fixed_picker(queue.capacity - redis.call('ZCARD', seats))
-end
-local room = queue.capacity and not queue.fixed and queue.capacity - redis.call('ZCARD', seats) or most
-
 local before = { taken = redis.call('ZCARD', seats), held = redis.call('ZCARD', holds) }
+local free = math.min(queue.capacity and queue.capacity - before.taken or math.huge,
+  queue.fixed and math.huge or free_seats(servers_open))
+if queue.fixed then
+  pick = fixed_picker(free)
+end
+
 local allowed, grants, take = allowance(queue)
-local wanted = math.min(allowed + grants, room)
-local called, replies, full = 0, {}, false
+-- Without a seat nobody is called, and so nobody is found to be away.
+local wanted = math.min(allowed + grants, free)
+local called, replies = 0, {}
 local traced = redis.call('HLEN', traces) > 0
-while called < wanted and budget > 0 and not full do
+while called < wanted and budget > 0 do
   local front = redis.call('ZRANGE', waiting, 0, math.min(wanted - called, budget) - 1)
   if #front == 0 then
     break
@@ -72,14 +74,9 @@ while called < wanted and budget > 0 and not full do
       queue.changed[#queue.changed + 1] = id
       count(queue, 'away', 1)
     else
-      local server = pick()
-      if not server then
-        full = true
-        break
-      end
       local predicted = user.eta
       together(queue, 'ZREM', waiting, id)
-      give_ticket(queue, user, server.id, new_ticket())
+      give_ticket(queue, user, pick().id, new_ticket())
       called = called + 1
       queue.serving = math.max(queue.serving, user.place)
       queue.changed[#queue.changed + 1] = id
@@ -97,11 +94,7 @@ end
 take(called)
 local passed = measure_flow(queue, length, called)
 local after = { taken = before.taken + called, held = before.held + called }
-local free = queue.capacity and queue.capacity - after.taken or math.huge
-if not queue.fixed then
-  free = math.min(free, free_seats(servers_open))
-end
-measure_turnover(queue, passed, before, after, math.max(0, free))
+measure_turnover(queue, passed, before, after, math.max(0, free - called))
 note_minute(queue, history, replies)
 
 local busy = redis.call('ZCARD', waiting) + redis.call('ZCARD', away) + redis.call('ZCARD', leases)
