@@ -22,3 +22,31 @@ async def test_nobody_is_away_before_there_is_a_seat_to_call_them_to(store: Stor
     await world.live(1)
     look = await world.look()
     assert (look.people["absent"].state, look.people["present"].state) == ("Y", "P")
+
+
+async def visited_when_due(world: World, seconds: int) -> None:
+    """Let time pass with a worker that comes by when the queue is due, and nobody else."""
+    passed = 0
+    while passed < seconds * 1000:
+        due_in = await world.room.promotion.visit(world.thing)
+        assert due_in is not None
+        world.wait(due_in)
+        passed += due_in
+    await world.tick()
+
+
+async def test_a_tick_of_many_seconds_slows_no_rate_and_no_clock(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1000, tick_ms=20_000, rate_per_second=1, grace_seconds=1000, ticket_ttl_seconds=600)
+    await enter_all(world, *(f"u{number}" for number in range(100)))
+    await visited_when_due(world, 40)
+    assert 58 <= len((await world.look()).holds) <= 62, "one a second, and what one tick may call at once"
+
+    servers = World(store, "servers")
+    await servers.configure(tick_ms=20_000)
+    await servers.beat("s1", 1, sessions=[])
+    await servers.enter("a")
+    await visited_when_due(servers, 1)
+    assert (await servers.look()).by_server == {"s1": 1}
+    await visited_when_due(servers, 11)
+    assert (await servers.look()).leases == set(), "a dead server is gone within its lease, however long a tick is"

@@ -99,7 +99,7 @@ note_minute(queue, history, replies)
 
 local busy = redis.call('ZCARD', waiting) + redis.call('ZCARD', away) + redis.call('ZCARD', leases)
   + redis.call('ZCARD', seats)
-local due_in = busy > 0 and until_next_tick(queue) or -1
+local due_in = busy > 0 and until_next_visit(queue) or -1
 local first = due_in < 0 and redis.call('ZRANGE', finished, 0, 0, 'WITHSCORES') or {}
 if first[2] then
   due_in = math.max(1000, tonumber(first[2]) - queue.now)

@@ -32,7 +32,9 @@ local function allowance(queue)
   return allowed, grants, take
 end
 
---- How long until the next tick begins.
-local function until_next_tick(queue)
-  return queue.tick_ms - (queue.now + tonumber(queue.epoch)) % queue.tick_ms
+--- How long until the next visit: when a tick begins, and once a second, so that queue time keeps up with real time.
+local VISIT_EVERY_MS = 1000
+
+local function until_next_visit(queue)
+  return math.min(VISIT_EVERY_MS, queue.tick_ms - (queue.now + tonumber(queue.epoch)) % queue.tick_ms)
 end
