@@ -93,6 +93,17 @@ async def test_done_says_when_it_is_due_again(index: Index, store: Store) -> Non
     assert len(await index.list()) == 1
 
 
+async def test_what_is_due_is_claimed_in_time_after_the_clock_was_put_back(index: Index, store: Store) -> None:
+    await index.put(store.thing("queue", "default", "q"), 0)
+    (claim,) = await index.claim()
+    await index.done(claim, due_in_ms=2000)
+    waited = 0
+    while not await index.claim():  # workers look, and nothing else is written
+        waited += 500
+        assert waited <= 3000, "time stands still until the clock is where it was"
+        store.step_clock(waited - 3_600_000)
+
+
 async def test_a_put_during_the_visit_is_not_lost(index: Index, store: Store) -> None:
     thing = store.thing("queue", "default", "q")
     for due_in_ms in (None, 600_000):
