@@ -171,3 +171,67 @@ def test_who_is_near_the_front_asks_often_and_who_is_far_behind_seldom() -> None
     assert max(poll_after_ms(200, None, free=300) for _ in range(100)) <= 1200
     assert min(poll_after_ms(5000, late) for _ in range(100)) >= 24_000
     assert min(poll_after_ms(200, None) for _ in range(100)) > 3000
+
+
+class House:
+    """Servers whose players leave one after the other, at an even pace."""
+
+    def __init__(self, world: World, servers: list[str], seats: int, every_seconds: int) -> None:
+        self._world = world
+        self._seats = seats
+        self._every = every_seconds
+        self._inside: list[tuple[str, str]] = []
+        self.servers = servers
+
+    async def run(self, seconds: int) -> None:
+        """Let it go on: those called come in at once, and every so often the one who came first leaves."""
+        world = self._world
+        for second in range(seconds):
+            for server in self.servers:
+                await world.beat(server, self._seats, sessions=None if self._inside else [])
+            for user, person in (await world.look()).people.items():
+                if person.state == "P":
+                    await world.redeem(await world.ticket(user), f"x-{user}", person.server or None)
+                    self._inside.append((f"x-{user}", person.server))
+            self._inside = [(session, server) for session, server in self._inside if server in ("", *self.servers)]
+            if second % self._every == 0 and self._inside:
+                await world.room.end("default", "main", self._inside.pop(0)[0])
+            await world.live(1)
+
+    async def estimate(self, user: str) -> tuple[Eta | None, int]:
+        """Ask what somebody is told."""
+        status = await self._world.room.status("default", "main", user, trusted=True)
+        return status.eta, status.rank
+
+
+async def test_players_who_vanish_with_a_dead_server_make_nobody_hope(store: Store) -> None:
+    world = World(store)
+    await world.configure(grace_seconds=10_000)
+    await asyncio.gather(*(world.enter(f"u{number}") for number in range(200)))
+    house = House(world, ["s1", "s2"], seats=30, every_seconds=2)
+    await house.run(60)
+    before, _ = await house.estimate("u199")
+    assert before is not None
+    house.servers = ["s1"]
+    await house.run(14)
+    assert len((await world.look()).seats) <= 30
+    after, rank = await house.estimate("u199")
+    assert after is not None
+    assert after.seconds > before.seconds, "half of the seats are gone"
+    assert after.seconds > rank * 60 / 30, "a seat was taken for two minutes; nobody leaves earlier for that"
+
+
+@pytest.mark.parametrize("action", ["reset", "delete"])
+async def test_a_queue_that_begins_anew_promises_nothing_from_before(store: Store, action: str) -> None:
+    world = World(store)
+    await world.configure(capacity=60, grace_seconds=10_000)
+    await asyncio.gather(*(world.enter(f"u{number}") for number in range(200)))
+    await House(world, [], seats=0, every_seconds=2).run(60)
+    await world.operate(action)
+    await world.configure(capacity=60, grace_seconds=10_000)
+    await asyncio.gather(*(world.enter(f"v{number}") for number in range(200)))
+    house = House(world, [], seats=0, every_seconds=2)
+    await house.run(5)
+    assert len((await world.look()).sessions) > 50
+    eta, _ = await house.estimate("v199")
+    assert eta is None, "those who were sent away did not leave by themselves"

@@ -31,7 +31,7 @@ local refusal = unknown(queue)
 if refusal then
   return refusal
 end
-queue.changed, queue.most_finished = {}, most_finished
+queue.changed, queue.most_finished, queue.vanished = {}, most_finished, { taken = 0, held = 0 }
 local new_ticket = ticket_source(queue, seed)
 
 local length = redis.call('ZCARD', waiting)

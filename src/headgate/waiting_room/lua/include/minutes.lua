@@ -20,7 +20,8 @@ end
 --- Filling seats that were free anyway says nothing of those further behind: they get seats that somebody gives up. So
 --- how long a seat is taken is measured by itself, in its two parts: held until its owner comes in, then taken until
 --- they go. Each part is its time over all seats by the number of its ends, which is right however few have ended yet.
---- Of many departures the latest tell enough, so the more there are, the faster the past fades.
+--- Of many departures the latest tell enough, so the more there are, the faster the past fades. Seats that vanish with a
+--- dead server are no departures: those who sat there did not make room for anybody.
 local MANY_FREED = 400
 local QUICKEST_FADE = 0.25
 
@@ -32,9 +33,9 @@ local function measure_turnover(queue, passed, before, after, free)
   local freed, taken_ms, taken = numbers[1] or 0, numbers[2] or 0, numbers[3] or before.taken - before.held
   local came, held_ms, held = numbers[4] or 0, numbers[5] or 0, numbers[6] or before.held
   local fading = math.exp(-passed / (FLOW_MS * math.max(QUICKEST_FADE, math.min(1, MANY_FREED / math.max(freed, 1)))))
-  freed = freed * fading + math.max(0, taken + held - before.taken)
+  freed = freed * fading + math.max(0, taken + held - before.taken - queue.vanished.taken)
   taken_ms = taken_ms * fading + taken * passed
-  came = came * fading + math.max(0, held - before.held)
+  came = came * fading + math.max(0, held - before.held - queue.vanished.held)
   held_ms = held_ms * fading + held * passed
   local limit = math.min(queue.rate or math.huge, queue.batch * 1000 / queue.tick_ms)
   if queue.paused or (queue.opens and queue.thing.raw < queue.opens) then

@@ -7,13 +7,15 @@ end
 
 local CLEARED_TOGETHER = 500
 
---- After a reset, free the seats whose owners are gone, some at a time; gives whether there may be more.
+--- After a reset, free the seats whose owners are gone, some at a time; gives whether there may be more. Nobody gave
+--- them up, so what is known of how long a seat is taken begins anew.
 local function clear_orphans(queue)
   local keys = queue.keys
   local cleared_to = redis.call('HGET', keys.meta, 'clearing')
   if not cleared_to then
     return false
   end
+  queue.turnover = ''
   local members = redis.call('ZRANGEBYLEX', keys.seats, cleared_to == '' and '-' or '(' .. cleared_to, '+',
     'LIMIT', 0, CLEARED_TOGETHER)
   local orphans, ended = {}, {}
@@ -105,6 +107,8 @@ local function clear_dead(queue, budget, pick, new_ticket)
     for _, member in ipairs(members) do
       local kind, id = string.match(member, '^[^:]*:(.):(.*)$')
       redis.call('ZREM', keys.seats, member)
+      queue.vanished.taken = queue.vanished.taken + 1
+      queue.vanished.held = queue.vanished.held + (kind == 'h' and 1 or 0)
       if kind == 's' then
         end_session(queue, read_session(queue, id) or { id = id, server = server, user = '' }, false)
       else
@@ -122,6 +126,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
           local other = pick()
           if other then
             give_ticket(queue, user, other.id, new_ticket())
+            queue.vanished.taken, queue.vanished.held = queue.vanished.taken - 1, queue.vanished.held - 1
           else
             user.seen = queue.seconds
             stand_in_line(queue, user)
