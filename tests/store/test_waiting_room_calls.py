@@ -50,3 +50,30 @@ async def test_a_tick_of_many_seconds_slows_no_rate_and_no_clock(store: Store) -
     assert (await servers.look()).by_server == {"s1": 1}
     await visited_when_due(servers, 11)
     assert (await servers.look()).leases == set(), "a dead server is gone within its lease, however long a tick is"
+
+
+async def test_what_was_admitted_by_hand_is_not_stored_up_for_those_who_come_later(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1000, rate_per_second=1, grace_seconds=1000)
+    await enter_all(world, "a", "b")
+    await world.operate("admit", 100)
+    await world.tick()
+    assert len((await world.look()).holds) == 2
+    await world.live(10)
+    await enter_all(world, *(f"u{number}" for number in range(50)))
+    await world.tick()
+    assert len((await world.look()).holds) == 3, "the rate holds for them"
+
+
+async def test_a_reset_takes_back_what_was_admitted_by_hand(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=10, rate_per_second=1, grace_seconds=1000)
+    await enter_all(world, *(f"u{number}" for number in range(20)))
+    await world.operate("pause")
+    await world.operate("admit", 15)
+    await world.tick()
+    assert len((await world.look()).holds) == 10
+    await world.operate("reset")
+    await enter_all(world, "a", "b")
+    await world.live(3)
+    assert (await world.look()).holds == set(), "it is paused, and nobody of these was admitted by hand"

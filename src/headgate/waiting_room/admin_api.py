@@ -77,7 +77,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route(
             "POST", f"{queue}/admit", api.admit, "Call some people now", Access.ADMIN, body=AdmitRequest, answer=QueueView,
             errors=(QueueUnknown, VersionConflict), headers=IF_MATCH, name="admit",
-            description="Beyond what rate and pause allow, as seats become free; a pause takes back what is left.",
+            description="Beyond what rate and pause allow, as seats become free; a pause takes back what is left, and so does an empty line.",
         ),
         route("GET", f"{queue}/audit", api.audit, "Show who changed what", Access.READ, answer=Audit, errors=(QueueUnknown,),
               name="queue_audit"),

@@ -21,7 +21,8 @@ local function allowance(queue)
 
   local function take(called)
     local by_policy = math.min(called, allowed)
-    grants = grants - (called - by_policy)
+    -- Who is called by hand stands there: what is left over does not wait for those who come some other day.
+    grants = redis.call('ZCARD', queue.keys.waiting) > 0 and grants - (called - by_policy) or 0
     redis.call('HSET', meta, 'tick', text_of(tick), 'tick_used', text_of(used + by_policy), 'grants', text_of(grants))
     if tokens then
       redis.call('HSET', meta, 'tokens', string.format('%.6f', tokens - by_policy), 'tokens_at', text_of(queue.time))
