@@ -18,10 +18,12 @@ local traffic, auto, revoked = KEYS[19], KEYS[20], KEYS[21]
 local context, action, who, expected, request = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local number, tombstone_ms = tonumber(ARGV[6]), ARGV[7]
 local AUDIT_KEPT = 1000
+local REQUESTS_KEPT = 32
 
 local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
-local done = redis.call('HGET', meta, 'request') == request
-if done then
+-- Other operators may have been faster than a request that is sent again after its reply was lost.
+local requests = redis.call('HGET', meta, 'request') or ''
+if string.find(requests, request, 1, true) then
   return tonumber(queue.version or redis.call('HGET', meta, 'version_last'))
 end
 local refusal = unknown(queue)
@@ -61,7 +63,7 @@ end
 if action ~= 'delete' then
   redis.call('HSET', policy, 'version', text_of(version))
 end
-redis.call('HSET', meta, 'request', request)
+redis.call('HSET', meta, 'request', string.sub(request .. ' ' .. requests, 1, REQUESTS_KEPT * (#request + 1)))
 close_queue(queue)
 emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', action, 'old', old,
   'new', action == 'admit' and 'count=' .. text_of(number) or '')
