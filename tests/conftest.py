@@ -28,6 +28,7 @@ OWN_COMMANDS = acl.called((Path(__file__).parent / "store" / "lua").glob("*.lua"
     "hkeys",
     "hgetall",
     "lrange",
+    "pttl",
 }
 
 

@@ -23,3 +23,15 @@ async def test_a_request_sent_again_is_carried_out_once_whatever_others_did_mean
     assert len((await world.look()).holds) == 3
     records = (await world.room.queues.audit(world.thing)).records
     assert [record.action for record in records].count("admit") == 1
+
+
+async def test_the_trail_of_a_queue_that_was_deleted_and_made_again_is_kept(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1)
+    await world.operate("delete")
+    audit = world.thing.key("audit")
+    assert 0 < await store.read(world.thing, "PTTL", audit) <= 86_400_000  # type: ignore[operator]
+    await world.configure(capacity=2)
+    assert await store.read(world.thing, "PTTL", audit) == -1
+    records = (await world.room.queues.audit(world.thing)).records
+    assert [record.action for record in records] == ["configure", "delete", "configure"]

@@ -31,6 +31,7 @@ end
 redis.call('HSET', policy, 'json', json, 'version', text_of(version))
 redis.call('HDEL', meta, 'deleted')
 redis.call('PERSIST', meta)
+redis.call('PERSIST', audit)
 close_queue(queue)
 emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', restoring and 'restore' or 'configure',
   'old', old or '', 'new', json)
