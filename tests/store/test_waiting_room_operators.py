@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from headgate.store import Store
+import asyncio
+
+import pytest
+
+from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room.queues import OPERATE
 from tests.store.waiting_world import World, enter_all
+from tests.topology import FaultyProxy, Standalone, Topology
 
 
 async def test_a_request_sent_again_is_carried_out_once_whatever_others_did_meanwhile(store: Store) -> None:
@@ -35,3 +40,26 @@ async def test_the_trail_of_a_queue_that_was_deleted_and_made_again_is_kept(stor
     assert await store.read(world.thing, "PTTL", audit) == -1
     records = (await world.room.queues.audit(world.thing)).records
     assert [record.action for record in records] == ["configure", "delete", "configure"]
+
+
+@pytest.mark.topology("standalone")
+async def test_a_deleted_queue_is_struck_from_the_list_also_when_a_worker_comes_by_just_before(
+    server: Topology, store: Store, prefix: str
+) -> None:
+    """The operator is far away: between the notice that a queue changes and its end, a worker visits it."""
+    assert isinstance(server, Standalone)
+    world = World(store)
+    await world.configure(capacity=1)
+    promotion, index = world.room.promotion, world.room.queues.index
+    await promotion.look()
+    async with FaultyProxy(server.node.port) as proxy, open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far:
+        operator = World(far)
+        await operator.room.queues.view(operator.thing)
+        proxy.delay(0.05)
+        deleting = asyncio.ensure_future(operator.operate("delete"))
+        while not deleting.done():
+            await promotion.look()
+            await asyncio.sleep(0.005)
+        await deleting
+    await promotion.look()
+    assert list(await index.list()) == []

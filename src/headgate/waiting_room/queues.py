@@ -169,6 +169,8 @@ class Queues:
         await self.kept(thing, act)
         if action == "delete":
             self._memory.forget(thing)
+            # A worker that came by just before found a queue; the next one finds none, and strikes it from the list.
+            await self.index.put(thing, 0)
         log.info("queue operated", queue=thing.name, namespace=thing.namespace, action=action, who=who)
 
     async def audit(self, thing: Thing) -> Audit:
