@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from headgate.store import Store
 from headgate.waiting_room import WaitingRoom
-from headgate.waiting_room.problems import NotInLine, QueueReset, QueueUnknown, TicketInvalid
+from headgate.waiting_room.problems import NotInLine, QueueClosed, QueueReset, QueueUnknown, TicketInvalid
 from tests.store.waiting_world import World
 from tests.topology import eventually
 
@@ -194,3 +196,20 @@ async def test_who_left_does_not_come_back_by_an_old_token(world: World) -> None
         await room.status("default", "main", "a", place_token=entry.place_token)
     again = await room.entry("default", "main", "a", user_id="a", place_token=entry.place_token)
     assert again.rank == 2
+
+
+@pytest.mark.parametrize("switch", ["pause", "drain"])
+async def test_a_queue_that_is_written_back_is_still_paused_or_drained(world: World, switch: str) -> None:
+    room = world.room
+    entry = await room.entry("default", "main", "a", user_id="a", trusted=True)
+    await world.operate(switch)
+    await room.queues.view(world.thing)
+    await lose_everything(world)
+    status = await room.status("default", "main", "a", place_token=entry.place_token)
+    assert status.place == entry.place
+    view = await room.queues.view(world.thing)
+    assert (view.paused, view.draining) == (switch == "pause", switch == "drain")
+    await world.live(2)
+    assert await world.state("a") == ("WAITING" if switch == "pause" else "PROMOTED")
+    with pytest.raises(QueueClosed) if switch == "drain" else nullcontext():
+        await world.enter("late")

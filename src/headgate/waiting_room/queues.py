@@ -35,6 +35,14 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """What is remembered of a queue to write it back: its policy, and the switches of its operator."""
+
+    policy: Policy
+    paused: bool
+    draining: bool
+
+
 class AuditRecord(Wire):
     """Who did what to a queue, and when; `old` and `new` are policies, or switches."""
 
@@ -235,7 +243,8 @@ class Queues:
 
     def _remember(self, thing: Thing, view: QueueView) -> None:
         known = self._memory.note(thing, view.generation, view.serving)
-        known.policy, known.stale = msgspec.json.encode(_policy_of(view)), False
+        kept = Kept(_policy_of(view), view.paused, view.draining)
+        known.policy, known.stale = msgspec.json.encode(kept), False
         if thing not in self._heard:
             self._heard.add(thing)
             self._listening.enter_context(
@@ -256,21 +265,22 @@ class Queues:
         known = self._memory.of(thing)
         if known is None or not known.policy:
             return False
-        policy = msgspec.json.decode(known.policy, type=Policy)
+        kept = msgspec.json.decode(known.policy, type=Kept)
+        switches = "r" + "p" * kept.paused + "d" * kept.draining
         await self.index.put(thing, 0)
         try:
-            await self._write(thing, policy, 0, "headgate", generation=known.generation, restoring=True)
+            await self._write(thing, kept.policy, 0, "headgate", generation=known.generation, restoring=switches)
         except VersionConflict:
             return True  # another process was faster
         log.warning("queue written back", queue=thing.name, namespace=thing.namespace)
         return True
 
     async def _write(
-        self, thing: Thing, policy: Policy, version: int, who: str, *, generation: int = 1, restoring: bool = False
+        self, thing: Thing, policy: Policy, version: int, who: str, *, generation: int = 1, restoring: str = ""
     ) -> None:
         json = msgspec.json.encode(policy)
         fields = policy.for_script()
-        await self._store.run(CONFIGURE, thing, version, who, json, generation, int(restoring), *fields)
+        await self._store.run(CONFIGURE, thing, version, who, json, generation, restoring, *fields)
 
 
 def label(thing: Thing) -> str:

@@ -2,14 +2,15 @@
 --- Create a queue or change its policy, if nobody else changed it meanwhile; who did it and what changed is kept.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 audit (stream)   4 events (stream)
 --- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json
----          5 generation (at least)   6 restoring   7.. field, value
+---          5 generation (at least)   6 restoring (empty: no; else what it was: r, p if paused, d if draining)
+---          7.. field, value
 --- RETURNS  the version now
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: the version it expected is gone after the first time
 --@include queue
 local meta, policy, audit, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, expected, who, json = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local generation, restoring = tonumber(ARGV[5]), ARGV[6] == '1'
+local generation, restoring = tonumber(ARGV[5]), ARGV[6] ~= '' and ARGV[6]
 local AUDIT_KEPT = 1000
 
 local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
@@ -24,6 +25,11 @@ end
 queue.generation = math.max(queue.generation, generation)
 if restoring then
   queue.lost = queue.now
+  for letter, switch in pairs({ p = 'paused', d = 'draining' }) do
+    if string.find(restoring, letter, 1, true) then
+      redis.call('HSET', meta, switch, 1)
+    end
+  end
 end
 for i = 7, #ARGV, 2 do
   redis.call('HSET', policy, ARGV[i], ARGV[i + 1])
