@@ -185,6 +185,19 @@ async def test_a_deleted_queue_does_not_come_back_by_memory(world: World) -> Non
         await world.room.status("default", "main", "a", trusted=True)
 
 
+async def test_a_queue_whose_end_was_not_heard_of_does_not_come_back_when_its_last_trace_is_gone(world: World) -> None:
+    """The trace that a queue was deleted lasts a day; a process that missed the notice may remember the queue for longer."""
+    other = WaitingRoom(world.store)
+    await other.queues.view(world.thing)
+    await world.store.write(world.thing, "DEL", world.thing.key("policy"))  # as a deletion does, without the notice
+    await world.store.write(world.thing, "HSET", world.thing.key("meta"), "deleted", 1)
+    with pytest.raises(QueueUnknown):
+        await other.servers("default", "main")
+    await lose_everything(world)
+    with pytest.raises(QueueUnknown):
+        await other.entry("default", "main", "a", user_id="a", trusted=True)
+
+
 async def test_who_left_does_not_come_back_by_an_old_token(world: World) -> None:
     await world.configure(capacity=0, finished_seconds=0)
     room = world.room

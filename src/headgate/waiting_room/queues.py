@@ -208,6 +208,9 @@ class Queues:
         except QueueLost as error:
             if not await self._write_back(thing):
                 raise QueueUnknown from error
+        except QueueUnknown:
+            self._memory.forget(thing)  # it was deleted, and we missed the notice
+            raise
         try:
             return await call()
         except QueueLost as error:
