@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final
@@ -18,6 +19,9 @@ Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 MANY_SEATS: Final = 10_000_000
 FASTEST: Final = 1_000_000
+SOONEST_SECONDS: Final = 0.1
+LEAST_BATCH: Final = 100
+MOST_BATCH: Final = 10_000
 
 
 class Seats(StrEnum):
@@ -80,7 +84,7 @@ class Policy(Wire, kw_only=True):
     capacity: Count | None = None
     rate_per_second: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
     burst: Annotated[float, Meta(ge=1, le=1_000_000)] | None = None
-    batch: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    batch: Annotated[int, Meta(ge=1, le=MOST_BATCH)] = LEAST_BATCH
     tick_ms: Annotated[int, Meta(ge=100, le=60_000)] = 1000
     ticket_ttl_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 60
     session_ttl_seconds: Annotated[float, Meta(ge=1, le=31_536_000)] = 600
@@ -111,12 +115,25 @@ class Policy(Wire, kw_only=True):
             raise InvalidRequest("opensAt needs a time zone, such as 2026-01-01T09:00:00Z.", field="opensAt")
         if self.seats == Seats.FIXED and self.capacity is None:
             raise InvalidRequest("Seats are fixed, so capacity must say how many.", field="capacity")
+        least = math.ceil((self.rate_per_second or 0) * SOONEST_SECONDS)
+        if self.burst is not None and self.burst < least:
+            raise InvalidRequest(
+                f"People are called at most ten times a second, so {self.burst:g} at once never make {self.rate_per_second:g} a "
+                f"second; burst must be at least {least}, or be left out.",
+                field="burst",
+            )
         return self
+
+    @property
+    def own_batch(self) -> int:
+        """Give the batch of a policy that names none: what the rate brings in a tick, and no fewer than a hundred."""
+        brought = math.ceil((self.rate_per_second or 0) * self.tick_ms / 1000)
+        return min(MOST_BATCH, max(LEAST_BATCH, brought))
 
     def for_script(self) -> list[str | int | float]:
         """Give what scripts need as field, value, …; times are in milliseconds, empty means no limit."""
         rate = self.rate_per_second
-        burst = self.burst if self.burst is not None else max(1.0, (rate or 0) * self.tick_ms / 1000)
+        burst = self.burst if self.burst is not None else max(1, math.ceil((rate or 0) * self.tick_ms / 1000))
         opens_ms = "" if self.opens_at is None else int(self.opens_at.timestamp() * 1000)
         return [
             *("fixed", int(self.seats == Seats.FIXED)),
@@ -174,7 +191,11 @@ class PolicyChange(Wire, kw_only=True):
             wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
             if isinstance(auto := wanted.get("auto"), Auto):
                 wanted.setdefault("rate_per_second", auto.own_rate)
-        return msgspec.structs.replace(policy or Policy(), **wanted).checked()
+        before = policy or Policy()
+        after = msgspec.structs.replace(before, **wanted)
+        if "batch" not in wanted and before.batch == before.own_batch:
+            after = msgspec.structs.replace(after, batch=after.own_batch)
+        return after.checked()
 
 
 class Figures(Wire, kw_only=True):

@@ -125,6 +125,8 @@ def derived_policy(template: Policy) -> PolicyChange:
     auto = template.auto
     values = {name: getattr(template, name) for name in Policy.__struct_fields__}
     values.update(auto=None, paths=[], queue_all=False)
+    if template.batch == template.own_batch:
+        del values["batch"]  # nobody named it, so it follows the rate
     if template.seats is Seats.SERVERS and template.capacity is None:
         values.update(seats=Seats.FIXED, capacity=MANY_SEATS)
     if template.rate_per_second is None and auto is not None:

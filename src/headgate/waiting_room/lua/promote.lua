@@ -31,7 +31,7 @@ local refusal = unknown(queue)
 if refusal then
   return refusal
 end
-queue.changed, queue.most_finished, queue.vanished = {}, most_finished, { taken = 0, held = 0 }
+queue.changed, queue.most_finished, queue.vanished, queue.hungry = {}, most_finished, { taken = 0, held = 0 }, false
 local new_ticket = ticket_source(queue, seed)
 
 local length = redis.call('ZCARD', waiting)
