@@ -14,6 +14,7 @@ import pytest
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
+from headgate.waiting_room.model import BEAT_SECONDS
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueUnknown,
@@ -169,6 +170,31 @@ async def test_a_session_whose_answer_was_lost_is_ended_by_the_next_reports(scen
         await offer.beat()
         [view] = (await scene.hg.queue.servers()).servers
         assert view.sessions == 0
+
+
+async def test_a_server_with_many_players_is_known_whole_at_once(scene: Scene) -> None:
+    """The store takes a long report in parts; the server does not wait for its next heartbeat to send it again."""
+    await scene.create()
+    inside = [f"x{number}" for number in range(1200)]
+    async with scene.hg.queue.offer_seats(capacity=2000, address="ws://here", sessions=inside):
+        assert not (await scene.hg.queue.servers()).servers[0].reported
+
+        async def known() -> bool:
+            [view] = (await scene.hg.queue.servers()).servers
+            return view.reported and view.sessions == len(inside)
+
+        await eventually(known, BEAT_SECONDS - 0.5)
+
+
+async def test_what_goes_wrong_while_a_report_is_under_way_wants_another(scene: Scene) -> None:
+    await scene.create()
+    async with scene.hg.queue.offer_seats(capacity=5, address="ws://here") as offer:
+        offer._report_in = 0
+        beating = asyncio.ensure_future(offer.beat())
+        await asyncio.sleep(0)  # its report is on its way
+        offer._report_in = 0  # as if a session's end could not be told
+        await beating
+        assert offer._report_in == 0
 
 
 async def test_a_signed_ticket_is_checked_offline(scene: Scene) -> None:

@@ -7,6 +7,7 @@ import pytest
 from headgate.store import Store
 from headgate.waiting_room import Reason
 from headgate.waiting_room.problems import TicketInvalid, TicketUsed
+from headgate.waiting_room.seats import MOST_CHANGED
 from tests.store.waiting_world import World
 
 
@@ -177,3 +178,25 @@ async def test_capacity_is_clamped_to_the_most_and_may_be_left_out(world: World)
     await world.room.heartbeat("default", "main", "s1", capacity=None, max_capacity=3)
     [view] = (await world.room.servers("default", "main")).servers
     assert view.capacity == 3
+
+
+async def test_a_long_report_is_taken_in_parts_and_no_seat_is_offered_before_all_of_it_is_known(world: World) -> None:
+    inside = [f"x{number}" for number in range(MOST_CHANGED * 2 + 1)]
+    room = len(inside) + 2
+    for known in (MOST_CHANGED, MOST_CHANGED * 2):
+        beat = await world.room.heartbeat("default", "main", "s1", capacity=room, sessions=inside, as_of=7)
+        assert beat.report, "there is more of it"
+        await world.live(1)
+        assert len((await world.look()).sessions) == known
+        assert await states(world) == "WWWW"
+    beat = await world.room.heartbeat("default", "main", "s1", capacity=room, sessions=inside, as_of=7)
+    assert not beat.report
+    await world.live(1)
+    assert await states(world) == "PPWW"
+
+    for left in (MOST_CHANGED + 1, 1, 0):
+        beat = await world.room.heartbeat("default", "main", "s1", capacity=2, sessions=[], as_of=8)
+        look = await world.look()
+        assert len(look.sessions) == left
+        assert beat.report == (left > 0)
+        assert look.contradictions() == []

@@ -136,6 +136,8 @@ class Offer:
         reporting = self._report_in <= 0
         as_of = min(self._under_way.values(), default=self._latest)
         at_rest, redeems = not self._under_way, self._redeems
+        # Before it is sent: whatever goes wrong meanwhile wants another.
+        self._report_in = REPORT_EVERY if reporting else self._report_in - 1
         beat = await self._line.heartbeat(
             self.queue,
             self.instance_id,
@@ -145,13 +147,14 @@ class Offer:
             sessions=sorted(self.sessions) if reporting else None,
             as_of=as_of,
         )
-        self._report_in = REPORT_EVERY if reporting else self._report_in - 1
         if at_rest and redeems == self._redeems and beat.seq > self._latest:
             # Somebody was let in whose answer never reached us, and nothing is on its way any more.
             self._latest, self._report_in = beat.seq, 0
         if beat.report:
             self._report_in = 0
-            if not reporting:
+            if reporting:
+                self._due.set()  # the store takes a long report in parts
+            else:
                 await self._beat_seats()
         if beat.drain:
             self.draining.set()

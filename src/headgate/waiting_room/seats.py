@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id
@@ -30,6 +30,9 @@ RENEW = script("headgate.waiting_room", "renew")
 REMOVE_SERVER = script("headgate.waiting_room", "remove_server")
 SERVERS = script("headgate.waiting_room", "servers")
 
+# Sessions that one report begins or ends: the store is busy that long, and takes the rest with the next report.
+MOST_CHANGED: Final = 500
+
 
 class Seats:
     """The seats of all queues."""
@@ -38,9 +41,9 @@ class Seats:
         self._store = store
         self._queues = queues
         self._wake = wake
-        self._beats = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS,), most=64)
+        self._beats = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS, MOST_CHANGED), most=64)
         # A report may be long, so it does not share its call.
-        self._reports = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS,), most=1)
+        self._reports = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS, MOST_CHANGED), most=1)
         self._redeems = Batch(store, REDEEM, most=128)
         self._ends = Batch(store, END, most=128)
         self._renewals = Batch(store, RENEW)
