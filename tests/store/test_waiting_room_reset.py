@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from headgate.store import Store
+from headgate.waiting_room import Reason
 from headgate.waiting_room.problems import NotInLine, QueueReset
 from tests.store.waiting_world import World
 from tests.topology import Topology
@@ -124,3 +125,44 @@ async def test_a_reset_that_is_still_being_cleared_away_spares_those_who_came_af
     look = await world.look()
     assert look.contradictions() == []
     assert sorted(seat.split(":")[1] for seat in look.seats) == ["h", "s"]
+
+
+async def test_a_session_of_before_a_reset_is_in_nobodys_way(store: Store) -> None:
+    """A gate's session has its visitor's name, and the visitor may be back before the old one is cleared away."""
+    world = World(store)
+    await world.configure(capacity=700, batch=1000)
+    users = [f"u{number:03}" for number in range(700)]
+    await asyncio.gather(*(world.enter(user) for user in users))
+    await world.tick()
+    await asyncio.gather(*[world.redeem(await world.ticket(user), user) for user in users])
+    await world.operate("reset")
+    await world.enter(users[-1])
+    await world.room.promotion.step(world.thing)
+    assert users[-1] in (await world.look()).sessions, "not cleared away yet"
+    await world.redeem(await world.ticket(users[-1]), users[-1])
+    await world.tick()
+    look = await world.look()
+    assert (list(look.sessions), look.contradictions()) == ([users[-1]], [])
+
+
+async def test_a_seat_kept_before_a_reset_is_freed_though_its_owner_has_another_by_now(store: Store) -> None:
+    world = World(store)
+    await world.configure(batch=1000)
+    users = [f"u{number:03}" for number in range(700)]
+    await world.beat("s1", 700, sessions=[])
+    await asyncio.gather(*(world.enter(user) for user in users))
+    await world.tick()
+    await asyncio.gather(*[world.redeem(await world.ticket(user), f"x{user}", "s1") for user in users])
+    await asyncio.gather(*(world.room.end("default", "main", f"x{user}", "s1", Reason.DROPPED) for user in users))
+    await world.operate("reset")
+    await world.room.remove_server("default", "main", "s1", drain=True)
+    await world.beat("s2", 1, sessions=[])
+    back = users[-1]
+    await world.enter(back)
+    await world.room.promotion.step(world.thing)
+    await world.redeem(await world.ticket(back), "again", "s2")
+    await world.room.end("default", "main", "again", "s2", Reason.DROPPED)
+    assert len((await world.look()).seats) > 1, "not cleared away yet"
+    await world.tick()
+    look = await world.look()
+    assert (look.seats, look.contradictions()) == ([f"s2:k:{back}"], [])

@@ -48,7 +48,10 @@ local function redeem(ticket, instance, session)
   if epoch ~= queue.epoch then
     return { err = 'TICKET_INVALID The store may have lost writes, so older tickets are void; ask for your status.' }
   end
-  if redis.call('HEXISTS', sessions, session) == 1 then
+  local taken = read_session(queue, session)
+  if taken and taken.server == '' and not redis.call('ZSCORE', stays, session) then
+    end_session(queue, taken, false) -- of before a reset, and not cleared away yet
+  elseif taken then
     return { err = 'SESSION_TAKEN' }
   end
   local held = user.server

@@ -22,7 +22,11 @@ local function clear_orphans(queue)
   local owners = { h = keys.holds, k = keys.kept, s = keys.stays }
   for _, member in ipairs(members) do
     local server, kind, id = string.match(member, '^([^:]*):(.):(.*)$')
-    if (kind ~= 's' or server == '') and not redis.call('ZSCORE', owners[kind], id) then
+    local owned = redis.call('ZSCORE', owners[kind], id)
+    if owned and kind == 'k' then
+      owned = read_user(keys.users, id).server == server -- they may have come back since, and sit elsewhere
+    end
+    if (kind ~= 's' or server == '') and not owned then
       orphans[#orphans + 1] = member
       ended[#ended + 1] = kind == 's' and id or nil
     end
