@@ -200,3 +200,15 @@ async def test_a_long_report_is_taken_in_parts_and_no_seat_is_offered_before_all
         assert len(look.sessions) == left
         assert beat.report == (left > 0)
         assert look.contradictions() == []
+
+
+async def test_a_dead_servers_holder_is_moved_though_nobody_new_is_called(world: World) -> None:
+    """They were called before, so neither a pause nor the rate is about them."""
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    await world.operate("pause")
+    for _ in range(12):
+        await world.beat("s2", 1, sessions=[])
+        await world.live(1)
+    assert (await world.look()).people["a"].server == "s2"
+    assert await states(world) == "PWWW"
