@@ -19,7 +19,7 @@ from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room.problems import QueueReset, TicketInvalid, TicketUsed
 from tests.faults.worker_process import WorkerProcess
 from tests.store.waiting_world import World
-from tests.topology import FaultyProxy, Standalone, Topology, eventually
+from tests.topology import Cluster, FaultyProxy, Node, Standalone, Topology, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -279,3 +279,30 @@ async def test_a_worker_paused_for_thirty_seconds_does_no_harm_when_it_goes_on(p
             assert look.contradictions() == []
             await asyncio.sleep(0.05)
         assert await called(world) == before == 4 * SEATS
+
+
+@pytest.mark.topology("cluster")
+async def test_queues_on_a_shard_that_hangs_hold_up_no_other(fresh_server: Callable[..., Cluster], prefix: str) -> None:
+    topology = fresh_server(Cluster(options={"cluster-node-timeout": 30_000}))
+    async with open_store(StoreSettings(url=topology.url, prefix=prefix)) as store:
+        index = store.thing("index", "default", "queue")
+        by_shard: dict[Node, World] = {}
+        for number in range(50):
+            world = World(store, f"q{number}")
+            by_shard.setdefault(topology.primary_of(world.thing.key("meta")), world)
+        home = topology.primary_of(index.key("meta"))
+        quick = by_shard.pop(home)
+        hanging, slow = by_shard.popitem()
+        for world in (quick, slow):
+            await world.configure(capacity=1000, batch=1, tick_ms=100, grace_seconds=1000)
+            await asyncio.gather(*(world.enter(f"u{number}") for number in range(200)))
+        with WorkerProcess(topology.url, prefix):
+            await eventually(lambda: _more_than(quick, 5), 20)
+            await eventually(lambda: _more_than(slow, 5), 20)
+            hanging.pause()
+            try:
+                before = await called(quick)
+                await asyncio.sleep(4)
+                assert await called(quick) - before > 15, "ten a second, as before"
+            finally:
+                hanging.resume()

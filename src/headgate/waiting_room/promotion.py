@@ -23,6 +23,7 @@ PROMOTE = script("headgate.waiting_room", "promote")
 LOOK_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 1.0
 CLAIMS: Final = 16
+MOST_VISITS: Final = 256
 STEPS: Final = 25
 
 log = structlog.get_logger()
@@ -67,14 +68,25 @@ class Promotion:
             await self._visit_all(claims)
 
     async def run(self) -> None:
-        """Look for due queues for as long as the process lives."""
-        while True:
-            try:
-                await self.look()
-            except HeadgateError as error:
-                log.warning("queues not visited", error=error.detail)
-                await asyncio.sleep(RETRY_SECONDS)
-            await asyncio.sleep(LOOK_SECONDS)
+        """Look for due queues for as long as the process lives; one that hangs holds up no other."""
+        visits: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                claims = await self._claim() if len(visits) < MOST_VISITS else ()
+                for claim in claims:
+                    visit = group.create_task(self._visit_claimed(claim))
+                    visits.add(visit)
+                    visit.add_done_callback(visits.discard)
+                if not claims:
+                    await asyncio.sleep(LOOK_SECONDS)
+
+    async def _claim(self) -> Sequence[Claim]:
+        try:
+            return await self._queues.index.claim(CLAIMS)
+        except HeadgateError as error:
+            log.warning("queues not visited", error=error.detail)
+            await asyncio.sleep(RETRY_SECONDS)
+            return ()
 
     async def _visit_all(self, claims: Sequence[Claim]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -83,15 +95,22 @@ class Promotion:
 
     async def _visit_claimed(self, claim: Claim) -> None:
         try:
-            due_in = await self.visit(claim.thing)
-            await self._queues.index.done(claim, due_in)
-        except QueueLost:
-            # Whoever remembers it writes it back with the next call; until then there is nothing to do here.
-            await self._queues.index.done(claim, None)
+            await self._queues.index.done(claim, await self._due_in(claim))
         except QueueUnknown:
-            await self._queues.index.forget(claim)
+            pass
         except HeadgateError as error:
             log.warning("queue not visited", queue=claim.thing.name, error=error.detail)
+
+    async def _due_in(self, claim: Claim) -> int | None:
+        """Visit a queue, and strike one that was deleted; gives when it is due again."""
+        try:
+            return await self.visit(claim.thing)
+        except QueueLost:
+            # Whoever remembers it writes it back with the next call; until then there is nothing to do here.
+            return None
+        except QueueUnknown:
+            await self._queues.index.forget(claim)
+            raise
 
     def _observe(self, thing: Thing, waited: float, predicted: int, trace: str) -> None:
         queue = label(thing)
