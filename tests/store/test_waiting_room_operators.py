@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from headgate.kit.problems import VersionConflict
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room.queues import OPERATE
 from tests.store.waiting_world import World, enter_all
@@ -63,3 +64,29 @@ async def test_a_deleted_queue_is_struck_from_the_list_also_when_a_worker_comes_
         await deleting
     await promotion.look()
     assert list(await index.list()) == []
+
+
+async def test_what_several_operators_change_at_once_is_all_kept(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1)
+    await asyncio.gather(
+        world.configure(batch=7),
+        world.configure(tick_ms=500),
+        world.configure(grace_seconds=33),
+        world.operate("pause"),
+    )
+    view = await world.room.queues.view(world.thing)
+    assert (view.capacity, view.batch, view.tick_ms, view.grace_seconds, view.paused) == (1, 7, 500, 33, True)
+    assert view.version == 5
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "drain", "admit", "reset", "delete"])
+async def test_an_operator_who_insists_on_an_older_version_changes_nothing(store: Store, action: str) -> None:
+    world = World(store)
+    before = await world.configure(capacity=1)
+    await world.configure(batch=7)
+    with pytest.raises(VersionConflict):
+        await world.room.queues.operate(world.thing, action, who="test", number=1, expected=before.version)
+    view = await world.room.queues.view(world.thing)
+    assert (view.version, view.generation, view.paused, view.draining) == (2, 1, False, False)
+    await world.room.queues.operate(world.thing, action, who="test", number=1, expected=view.version)
