@@ -152,6 +152,9 @@ class Arena:
             raise Draining(retry_after=1)
         ticket_id = await door.ticket_id(ticket, self._check)
         redeemed = await self._redeems.redeem(ticket_id)
+        if isinstance(redeemed.traceparent, str):
+            with traces.span("arena enter", traceparent=redeemed.traceparent, queue=redeemed.queue):
+                pass  # the player's own trace, from the entry on, ends here
         allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
         player = Player(connection, redeemed.session_id, redeemed.user.nickname, allowance)
         self._admitted[connection] = player

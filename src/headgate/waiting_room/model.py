@@ -98,7 +98,10 @@ class User(Wire):
 
 
 class Redeemed(Wire):
-    """A ticket that was just spent, or was spent before by this same session."""
+    """A ticket that was just spent, or was spent before by this same session.
+
+    `traceparent` is that of the entry, if the player is traced: whoever lets them in goes on with it.
+    """
 
     ticket_id: str
     user: User
@@ -106,6 +109,7 @@ class Redeemed(Wire):
     seq: int
     session_id: str
     instance_id: str
+    traceparent: str | UnsetType = UNSET
 
 
 class Beat(Wire):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from msgspec import UNSET
+
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id
 from headgate.kit.problems import InvalidRequest
@@ -123,6 +125,7 @@ class Seats:
             seq=seq,
             session_id=session_id,
             instance_id=server.decode(),
+            traceparent=trace.decode() or UNSET,
         )
 
     async def end(self, thing: Thing, session_id: str, instance_id: str | None, reason: Reason) -> None:
