@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 import pytest
@@ -9,7 +10,9 @@ from prometheus_client import REGISTRY
 
 from headgate.store import Store
 from headgate.waiting_room.metrics import QueueNumbers
+from headgate.waiting_room.queues import MOST_METERED
 from tests.store.waiting_world import World
+from tests.topology import Topology
 
 
 async def test_one_players_wait_hold_and_estimate_are_measured(store: Store) -> None:
@@ -74,3 +77,25 @@ async def test_those_who_did_not_come_are_counted(store: Store) -> None:
     await numbers.refresh()
     assert (shown()["headgate_queue_abandoned_total"], shown()["headgate_queue_away"]) == (1, 0)
     assert shown()["headgate_queue_admitted_total"] == pytest.approx(2)
+
+
+@pytest.mark.topology("standalone")
+async def test_numbers_of_idle_queues_cost_one_look_each_and_those_beyond_the_bound_none(
+    server: Topology, store: Store
+) -> None:
+    world = World(store, "busy")
+    await world.configure(capacity=0)
+    await world.enter("a")
+    index = world.room.queues.index
+    things = [store.thing("queue", "default", f"idle-{number:04}") for number in range(MOST_METERED + 100)]
+    await asyncio.gather(*(index.put(thing) for thing in things), world.configure(batch=7))
+
+    def looks() -> int:
+        told = server.primaries()[0].info("commandstats")
+        return sum(int(told.get(f"cmdstat_{name}", {"calls": 0})["calls"]) for name in ("evalsha", "evalsha_ro"))
+
+    await world.room.queues.figures()
+    before = looks()
+    figures = await world.room.queues.figures()
+    assert looks() - before <= MOST_METERED + 1, "one for each, and one more where somebody waits"
+    assert (list(figures), figures["busy"].waiting, figures["busy"].live) == (["busy"], 1, 1)

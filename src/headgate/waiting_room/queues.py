@@ -129,15 +129,10 @@ class Queues:
         return found
 
     async def figures(self) -> dict[str, Figures]:
-        """Give every queue's numbers, by the name that metrics use."""
-        found = {}
-        for view in (await self.list(None))[:MOST_METERED]:
-            thing = self.thing(view.namespace, view.queue)
-            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS))
-            marked = (len(board) - 7) // 2
-            live = round(view.waiting * board[6] / marked) if marked else 0
-            found[label(thing)] = msgspec.structs.replace(view.figures, live=live)
-        return found
+        """Give the numbers of the first so many queues, by the name that metrics use; the others cost nothing."""
+        things = (await self.index.list(None))[:MOST_METERED]
+        told = await asyncio.gather(*(self._figures(thing) for thing in things))
+        return {label(thing): figures for thing, figures in zip(things, told, strict=True) if figures is not None}
 
     async def configure(
         self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None
@@ -260,6 +255,16 @@ class Queues:
             self._memory.forget(thing)
         elif known is not None and not (words or "").startswith("changed"):
             known.stale = True
+
+    async def _figures(self, thing: Thing) -> Figures | None:
+        """Give a queue's numbers, and of those in line how many were seen lately; None if it is gone."""
+        try:
+            view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
+            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
+        except QueueUnknown:
+            return None
+        marked = (len(board) - 7) // 2
+        return msgspec.structs.replace(view.figures, live=round(view.waiting * board[6] / marked) if marked > 0 else 0)
 
     async def _read(self, thing: Thing) -> Sequence[Reply]:
         return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
