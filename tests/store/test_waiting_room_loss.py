@@ -226,3 +226,22 @@ async def test_a_queue_that_is_written_back_is_still_paused_or_drained(world: Wo
     assert await world.state("a") == ("WAITING" if switch == "pause" else "PROMOTED")
     with pytest.raises(QueueClosed) if switch == "drain" else nullcontext():
         await world.enter("late")
+
+
+async def test_a_report_ends_nobody_let_in_meanwhile_though_everything_and_an_hour_were_lost(store: Store) -> None:
+    """The clock was put back long ago, which the queue made up for; then the store lost the queue and that with it."""
+    world = World(store)
+    await world.configure()
+    await world.beat("s1", 3, sessions=[])
+    world.step_clock(-3_600_000)
+    await world.live(2)
+    await world.enter("a")
+    await world.live(1)
+    seen = await world.redeem(await world.ticket("a"), "x1", "s1")
+    await lose_everything(world)
+    await world.beat("s1", 3, sessions=["x1"], as_of=seen)
+    await world.enter("b")
+    await world.live(1)
+    assert await world.redeem(await world.ticket("b"), "x2", "s1") > seen
+    await world.beat("s1", 3, sessions=["x1"], as_of=seen)  # the answer to the second redeem is on its way
+    assert set((await world.look()).sessions) == {"x1", "x2"}

@@ -17,6 +17,7 @@ local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], 
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
 local context, lease_ms, most_changed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local DAY_US = 86400000000
 
 local queue = open_queue({
   meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
@@ -75,6 +76,8 @@ for i = 4, #ARGV, 7 do
   local as_of, reporting, report = tonumber(ARGV[i + 4]), ARGV[i + 5] == '1', ARGV[i + 6]
   local server = read_server(queue, id) or { id = id, draining = false, seq = 0, epoch = '0' }
   server.capacity, server.most, server.address = math.min(capacity, most), most, address
+  -- A store that lost everything may count from an earlier hour than before; what comes now is later than what was seen.
+  queue.thing.last = math.max(queue.thing.last, math.min(as_of, queue.thing.us + DAY_US))
   local done = true
   if reporting then
     server.reported, done = repair(id, as_of, report)
