@@ -125,6 +125,24 @@ async def test_place_tokens_bring_the_old_order_back_after_everything_was_lost(w
     assert new.place > entries["d"].place
 
 
+async def test_place_tokens_bring_the_old_order_back_though_the_clock_was_once_put_back(world: World) -> None:
+    """The queue made up for it; with the queue, that was lost too."""
+    await world.configure(capacity=0)
+    await world.enter("first")
+    world.step_clock(-3_600_000)
+    await world.live(2)
+    room = world.room
+    room.queues._learned.clear()  # a minute has passed since it was last read
+    entries = {user: await room.entry("default", "main", user, user_id=user, trusted=True) for user in "abc"}
+    await eventually(lambda: b'"offset_ms":3' in room.queues._memory.of(world.thing).policy)  # type: ignore[union-attr]
+    await lose_everything(world)
+    for user in "cab":
+        status = await room.status("default", "main", user, place_token=entries[user].place_token)
+        assert status.place == entries[user].place
+    await world.enter("late")
+    assert (await world.look()).line == ["a", "b", "c", "late"]
+
+
 async def test_a_place_that_was_served_is_not_given_back(world: World) -> None:
     room = world.room
     entry = await room.entry("default", "main", "a", user_id="a", trusted=True)

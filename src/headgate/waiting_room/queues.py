@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Final, TypeVar, cast
 
 import msgspec
@@ -30,17 +31,21 @@ ATTEMPTS: Final = 5
 MOST_RECORDS: Final = 1000
 MOST_METERED: Final = 500
 MOST_NAMED: Final = 4_096
+OFFSET_AT: Final = 15
+# What nobody tells us of, such as a clock that was put back, we know after this long.
+LEARN_SECONDS: Final = 60.0
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is remembered of a queue to write it back: its policy, and the switches of its operator."""
+    """What is remembered of a queue to write it back: its policy, its operator's switches, and how far its clock is ahead."""
 
     policy: Policy
     paused: bool
     draining: bool
+    offset_ms: int
 
 
 class AuditRecord(Wire):
@@ -98,6 +103,7 @@ class Queues:
         self._listening = ExitStack()
         self._heard: set[Thing] = set()
         self._named: dict[tuple[str, str], Thing] = {}
+        self._learned: dict[Thing, float] = {}
 
     def thing(self, namespace: str, queue: str) -> Thing:
         """Name a queue; both names come from outside."""
@@ -111,8 +117,9 @@ class Queues:
 
     async def view(self, thing: Thing) -> QueueView:
         """Show a queue; raises QueueUnknown."""
-        view = _view(thing, await self._read(thing))
-        self._remember(thing, view)
+        reply = await self._read(thing)
+        view = _view(thing, reply)
+        self._remember(thing, view, cast("int", reply[OFFSET_AT]))
         return view
 
     async def list(self, namespace: str | None) -> Sequence[QueueView]:
@@ -214,8 +221,12 @@ class Queues:
     def note(self, thing: Thing, generation: int, serving: int) -> Remembered:
         """Take in what an answer said of a queue, and learn its policy if we do not have it."""
         known = self._memory.note(thing, generation, serving)
-        if known.stale:
+        now = monotonic()
+        if known.stale or now - self._learned.get(thing, -LEARN_SECONDS) >= LEARN_SECONDS:
             known.stale = False
+            if len(self._learned) >= MOST_NAMED:
+                self._learned.clear()
+            self._learned[thing] = now
             self._store.errands.start(self._learn(thing))
         return known
 
@@ -239,9 +250,9 @@ class Queues:
             if known is not None:
                 known.stale = True
 
-    def _remember(self, thing: Thing, view: QueueView) -> None:
+    def _remember(self, thing: Thing, view: QueueView, offset_ms: int) -> None:
         known = self._memory.note(thing, view.generation, view.serving)
-        kept = Kept(_policy_of(view), view.paused, view.draining)
+        kept = Kept(_policy_of(view), view.paused, view.draining, offset_ms)
         known.policy, known.stale = msgspec.json.encode(kept), False
         if thing not in self._heard:
             self._heard.add(thing)
@@ -274,10 +285,10 @@ class Queues:
         if known is None or not known.policy:
             return False
         kept = msgspec.json.decode(known.policy, type=Kept)
-        switches = "r" + "p" * kept.paused + "d" * kept.draining
+        was = f"{kept.offset_ms}{'p' * kept.paused}{'d' * kept.draining}"
         await self.index.put(thing, 0)
         try:
-            await self._write(thing, kept.policy, 0, "headgate", generation=known.generation, restoring=switches)
+            await self._write(thing, kept.policy, 0, "headgate", generation=known.generation, restoring=was)
         except VersionConflict:
             return True  # another process was faster
         log.warning("queue written back", queue=thing.name, namespace=thing.namespace)
@@ -304,11 +315,11 @@ def _view(thing: Thing, reply: Sequence[Reply]) -> QueueView:
     policy = msgspec.json.decode(cast("bytes", reply[0]), type=Policy)
     version, generation = cast("list[int]", reply[1:3])
     epoch = cast("bytes", reply[3]).decode()
-    numbers = cast("list[int]", reply[4:15])
+    numbers = cast("list[int]", reply[4:OFFSET_AT])
     paused, draining, waiting, away, holds, sessions, kept, servers, capacity, rate, serving = numbers
     totals = {
         cast("bytes", name).decode(): cast("int", number)
-        for name, number in zip(reply[15::2], reply[16::2], strict=True)
+        for name, number in zip(reply[OFFSET_AT + 1 :: 2], reply[OFFSET_AT + 2 :: 2], strict=True)
     }
     figures = Figures(
         waiting=waiting,

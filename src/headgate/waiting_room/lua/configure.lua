@@ -2,7 +2,8 @@
 --- Create a queue or change its policy, if nobody else changed it meanwhile; who did it and what changed is kept.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 audit (stream)   4 events (stream)
 --- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json
----          5 generation (at least)   6 restoring (empty: no; else what it was: r, p if paused, d if draining)
+---          5 generation (at least)   6 restoring (empty: no; else what it was: its clock's offset_ms, p if
+---          paused, d if draining)
 ---          7.. field, value
 --- RETURNS  the version now
 --- REFUSES  VERSION_CONFLICT
@@ -24,6 +25,12 @@ if queue.deleted then
 end
 queue.generation = math.max(queue.generation, generation)
 if restoring then
+  -- Its clock goes on where it was, and with it places and numbers, also if TIME was once put back.
+  local thing = queue.thing
+  local more = math.max(0, tonumber(string.match(restoring, '^%d+')) - thing.offset)
+  thing.offset, thing.now, thing.us = thing.offset + more, thing.now + more, thing.us + more * 1000
+  thing.last = math.max(thing.last, thing.us)
+  thing.epoch, queue.now = text_of(thing.last), thing.now
   queue.lost = queue.now
   for letter, switch in pairs({ p = 'paused', d = 'draining' }) do
     if string.find(restoring, letter, 1, true) then
