@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from headgate.kit.problems import Forbidden, InvalidRequest
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
@@ -241,3 +242,64 @@ def test_old_keys_are_believed_while_they_are_listed() -> None:
     assert published.check_ticket(signed, queue="main").jti == "t"
     with pytest.raises(TicketInvalid):
         SigningKeys.read(new).public().check_ticket(signed, queue="main")
+
+
+@pytest.mark.parametrize(
+    "ticket", ["", "a/b", "..", "../sessions/s1/end?x=", "a?b=1", "a#b", "a b", "é", "a\x00b", "\udc80"]
+)
+async def test_a_ticket_that_is_no_id_is_invalid_and_names_no_other_address(scene: Scene, ticket: str) -> None:
+    await scene.create(capacity=1)
+    with pytest.raises(TicketInvalid):
+        await scene.hg.queue.redeem(ticket, session_id="s1")
+
+
+async def test_what_cannot_be_an_id_a_name_or_a_key_is_refused_alike(scene: Scene) -> None:
+    await scene.create(capacity=1)
+    queue = scene.hg.queue
+    for odd in ("", "a/b", "..", "é", "x" * 65, "a\udc80"):
+        with pytest.raises(InvalidRequest):
+            await queue.end(odd)
+        with pytest.raises(InvalidRequest):
+            await queue.redeem("t1", session_id=odd)
+        with pytest.raises(InvalidRequest):
+            await queue.status(odd)
+    for nickname in ("", "x" * 65, "a\n", "\udc80"):
+        with pytest.raises(InvalidRequest):
+            await queue.entry(nickname)
+    for key in ("", "short", "x" * 257, "ééééééééé", "with a\nnew line"):
+        with pytest.raises(InvalidRequest):
+            await queue.entry("Ryan", idempotency_key=key)
+    for token in ("a.b.c", "é.b.c", "a\r\nb"):
+        with pytest.raises(Forbidden):
+            await queue.status("u1", place_token=token)
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(-1, None), (5, -3), (1_000_001, None)])
+async def test_seats_that_cannot_be_are_refused_and_spoil_nothing(
+    scene: Scene, capacity: int, most: int | None
+) -> None:
+    await scene.create()
+    queue = scene.hg.queue
+    with pytest.raises(InvalidRequest):
+        async with queue.offer_seats(capacity=capacity, max_capacity=most, address="ws://game/1"):
+            pass
+    async with queue.offer_seats(capacity=1, address="ws://game/2"):
+        assert [server.capacity for server in (await queue.servers()).servers] == [1]
+        assert (await promoted(scene)).status is State.PROMOTED
+
+
+async def test_a_policy_that_cannot_be_is_refused_and_spoils_nothing(scene: Scene) -> None:
+    queues = scene.hg.queues
+    await queues.configure("other", PolicyChange(capacity=1))
+    for change in (PolicyChange(capacity=-5), PolicyChange(capacity=5, tick_ms=0), PolicyChange(capacity="many")):  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest):
+            await queues.configure("main", change)
+    assert [view.queue for view in await queues.list()] == ["other"]
+    for action, count in (("explode", None), ("admit", None), ("admit", 0), ("admit", -4)):
+        with pytest.raises(InvalidRequest):
+            await queues.operate("other", action, count)
+    with pytest.raises(InvalidRequest):
+        await queues.history("other", 0)
+    with pytest.raises(InvalidRequest):
+        await queues.show("a/b")
+    assert (await queues.show("other")).version == 1

@@ -11,7 +11,7 @@ import httpx2
 import msgspec
 
 from headgate.kit import traces
-from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable, from_document
 
 TIMEOUT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 45.0  # a gateway says something on every stream at least each 15 s
@@ -23,6 +23,10 @@ Event = httpx2.ServerSentEvent
 
 class GatewayUnavailable(StoreUnavailable):
     """The gateway cannot be reached; try again shortly."""
+
+
+class NotText(InvalidRequest):
+    """A text holds half of a character, or a header one that headers cannot carry; it was not sent."""
 
 
 class Http:
@@ -96,6 +100,8 @@ class Http:
                 headers=sent,
                 timeout=httpx2.USE_CLIENT_DEFAULT if timeout_seconds is None else httpx2.Timeout(timeout_seconds),
             )
+        except UnicodeEncodeError as error:
+            raise NotText from error
         except httpx2.TransportError as error:
             raise GatewayUnavailable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}.") from error
         if response.status_code >= 400:
@@ -133,6 +139,8 @@ class Http:
                 if response.status_code >= 400:
                     raise problem_of(response.status_code, await response.aread())
                 yield aiter(httpx2.EventSource(response))
+        except UnicodeEncodeError as error:
+            raise NotText from error
         except httpx2.TransportError as error:
             raise GatewayUnavailable(
                 f"The stream from {self.url} broke: {str(error) or type(error).__name__}."

@@ -13,12 +13,14 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.kit.problems import StoreUnavailable
+from headgate.kit.ids import member_id
+from headgate.kit.problems import Forbidden, InvalidRequest, StoreUnavailable
 from headgate.sdk.http import Http
 from headgate.sdk.seats import Offer
 from headgate.store import Store
 from headgate.waiting_room import Beat, Board, Entry, Redeemed, Servers, State, Status, WaitingRoom
 from headgate.waiting_room.model import DEFAULT_QUEUE, Reason
+from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import PublicKeys, Ticket
 
 _RETRY_SECONDS = 1.0
@@ -88,6 +90,8 @@ class Queue:
         idempotency_key: str | None = None,
     ) -> Entry:
         """Join a queue; the same user keeps the same place however often this is called."""
+        if idempotency_key is not None and not (idempotency_key.isascii() and idempotency_key.isprintable()):
+            raise InvalidRequest("Idempotency-Key must be printable ASCII.", field="Idempotency-Key")
         return await self._line.entry(queue, nickname, user_id, proof, place_token, idempotency_key)
 
     async def status(self, user_id: str, *, queue: str = DEFAULT_QUEUE, place_token: str | None = None) -> Status:
@@ -269,7 +273,9 @@ class HttpLine:
         idempotency_key: str | None,
     ) -> Entry:
         body = {"queue": queue, "nickname": nickname, "userId": user_id, "proof": proof}
-        headers = _token(place_token) | ({"Idempotency-Key": idempotency_key} if idempotency_key else {})
+        headers = _token(place_token)
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
         return await self._http.request(
             "POST",
             "/api/queue/entry",
@@ -311,7 +317,7 @@ class HttpLine:
         body = {"queue": queue, "sessionId": session_id} | ({"instanceId": instance_id} if instance_id else {})
         return await self._http.request(
             "POST",
-            f"/api/queue/tickets/{ticket_id}/redeem",
+            f"/api/queue/tickets/{_ticket(ticket_id)}/redeem",
             query={"namespace": self._namespace},
             body=body,
             answer=Redeemed,
@@ -321,7 +327,7 @@ class HttpLine:
         body = {"queue": queue, "reason": reason} | ({"instanceId": instance_id} if instance_id else {})
         await self._http.request(
             "POST",
-            f"/api/queue/sessions/{session_id}/end",
+            f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/end",
             query={"namespace": self._namespace},
             body=body,
             answer=type(None),
@@ -348,7 +354,7 @@ class HttpLine:
         }
         return await self._http.request(
             "PUT",
-            f"/api/queue/servers/{instance_id}",
+            _server(instance_id),
             query={"namespace": self._namespace},
             body={name: value for name, value in body.items() if value is not None},
             answer=Beat,
@@ -356,7 +362,7 @@ class HttpLine:
 
     async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None:
         await self._http.request(
-            "DELETE", f"/api/queue/servers/{instance_id}", query=self._query(queue, drain=drain), answer=type(None)
+            "DELETE", _server(instance_id), query=self._query(queue, drain=drain), answer=type(None)
         )
 
     async def servers(self, queue: str) -> Servers:
@@ -376,7 +382,21 @@ def queue_of(backend: Http | Store, namespace: str) -> Queue:
 
 
 def _token(place_token: str | None) -> dict[str, str]:
+    if place_token and not (place_token.isascii() and place_token.isprintable()):
+        raise Forbidden("This place token is not one of ours.")  # and it cannot even be sent
     return {"X-Place-Token": place_token} if place_token else {}
+
+
+def _ticket(ticket_id: str) -> str:
+    """Check what becomes part of an address; it comes from a player, who might name another address with it."""
+    try:
+        return member_id(ticket_id, "ticketId")
+    except InvalidRequest as error:
+        raise TicketInvalid from error
+
+
+def _server(instance_id: str) -> str:
+    return f"/api/queue/servers/{member_id(instance_id, 'instanceId')}"
 
 
 def _shown(status: Status | None) -> object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from headgate.kit.ids import thing_name
+from headgate.kit.problems import InvalidRequest
 from headgate.sdk.http import Http
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
@@ -11,6 +13,9 @@ from headgate.waiting_room.admin_api import QueueList
 from headgate.waiting_room.queues import Audit, History
 
 OPERATOR = "operator"
+ACTIONS = ("pause", "resume", "drain", "reset", "admit")
+MOST_MINUTES = 10_080
+MOST_ADMITTED = 1_000_000
 
 
 class Operators(Protocol):
@@ -56,6 +61,7 @@ class StoreQueues:
         return await self._room.queues.configure(thing, change, who=OPERATOR, expected=expected)
 
     async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
+        _check_action(action, count)
         thing = self._room.queues.thing(self._namespace, queue)
         await self._room.queues.operate(thing, action, who=OPERATOR, number=count or 0)
         if action == "admit":
@@ -70,6 +76,8 @@ class StoreQueues:
         return await self._room.queues.audit(self._room.queues.thing(self._namespace, queue))
 
     async def history(self, queue: str, minutes: int = 60) -> History:
+        if not 1 <= minutes <= MOST_MINUTES:
+            raise InvalidRequest(f"minutes must be 1 to {MOST_MINUTES}.", field="minutes")
         return await self._room.queues.history(self._room.queues.thing(self._namespace, queue), minutes)
 
 
@@ -94,6 +102,7 @@ class HttpQueues:
         )
 
     async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
+        _check_action(action, count)
         body = None if count is None else {"count": count}
         return await self._http.request(
             "POST", f"{_path(queue)}/{action}", query=self._query, body=body, answer=QueueView
@@ -117,4 +126,11 @@ def queues_of(backend: Http | Store, namespace: str) -> Operators:
 
 
 def _path(queue: str) -> str:
-    return f"/api/admin/queues/{queue}"
+    return f"/api/admin/queues/{thing_name(queue, 'queue')}"
+
+
+def _check_action(action: str, count: int | None) -> None:
+    if action not in ACTIONS:
+        raise InvalidRequest(f"A queue can be told: {', '.join(ACTIONS)}.", field="action")
+    if action == "admit" and not 1 <= (count or 0) <= MOST_ADMITTED:
+        raise InvalidRequest(f"count must be 1 to {MOST_ADMITTED}.", field="count")

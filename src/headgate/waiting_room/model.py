@@ -26,6 +26,7 @@ HEARING_SECONDS: Final = 0.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
 MOST_SESSIONS: Final = 10_000
+MOST_SEATS: Final = 1_000_000
 
 
 class State(StrEnum):

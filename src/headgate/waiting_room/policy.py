@@ -105,7 +105,13 @@ class Policy(Wire, kw_only=True):
     theme: Theme = Theme()
 
     def checked(self) -> Policy:
-        """Check what the types cannot say; raises InvalidRequest."""
+        """Check a policy before it is written, also one that was put together in Python; raises InvalidRequest."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), Policy)
+        except (msgspec.ValidationError, TypeError) as error:
+            what, _, where = str(error).partition(" - at `$.")
+            field = where.rstrip("`") or "policy"
+            raise InvalidRequest(f"{what}, in {field}.", field=field) from error
         if self.message:
             display_text(self.message, "message", 500)
         for glob in (*self.paths, *self.bypass.paths):

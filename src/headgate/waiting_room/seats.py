@@ -14,6 +14,7 @@ from headgate.store import Batch, Reply, Store, Thing, script
 from headgate.waiting_room.metrics import HOLD_SECONDS
 from headgate.waiting_room.model import (
     LEASE_MS,
+    MOST_SEATS,
     MOST_SESSIONS,
     Beat,
     Reason,
@@ -68,6 +69,9 @@ class Seats:
         most = max_capacity if max_capacity is not None else capacity
         if most is None:
             raise InvalidRequest("Say capacity, maxCapacity, or both.", field="capacity")
+        for field, seats in (("capacity", capacity), ("maxCapacity", max_capacity)):
+            if seats is not None and not (0 <= seats <= MOST_SEATS and seats == int(seats)):
+                raise InvalidRequest(f"{field} must be a whole number from 0 to {MOST_SEATS}.", field=field)
         if len(sessions or ()) > MOST_SESSIONS:
             raise InvalidRequest(f"A server reports at most {MOST_SESSIONS} sessions.", field="sessions")
         report = " ".join(member_id(session, "sessions") for session in sessions or ())
@@ -103,8 +107,10 @@ class Seats:
         member_id(session_id, "sessionId")
         if instance_id is not None:
             member_id(instance_id, "instanceId")
-        if not ticket_id or len(ticket_id) > 64:
-            raise TicketInvalid
+        try:
+            member_id(ticket_id, "ticketId")
+        except InvalidRequest as error:
+            raise TicketInvalid from error
         reply = await self._queues.kept(
             thing, lambda: self._redeems.call(thing, ticket_id, instance_id or "", session_id)
         )
