@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -115,6 +118,132 @@ def test_everybody_who_came_has_left_afterwards(trial: Trial) -> None:
         return all(server["sessions"] == 0 for server in answer.json()["servers"])
 
     wait_until(empty, 15, "nobody is inside")
+
+
+def test_a_crowd_that_is_not_done_in_time_is_counted_and_is_no_success(trial: Trial) -> None:
+    done = trial.run(
+        *("load", "--players", "4", "--over", "0.1", "--stay", "1000", "--limit", "3", "--json", "--seed", "1"),
+        *("--refreshing", "0", "--abandoning", "0", "--sharing", "0", "--crashing", "0", "--report", "cut.html"),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["unfinished"], figures["lost"], figures["broken"]) == (4, 0, {})
+    assert "not done when it ended" in (trial.directory / "cut.html").read_text()
+
+
+def test_a_crowd_that_is_stopped_says_how_far_it_went(trial: Trial) -> None:
+    with subprocess.Popen(
+        trial.command(
+            "load", "--players", "4", "--over", "0.1", "--stay", "1000", "--json", "--report", "stopped.html"
+        ),
+        cwd=trial.directory,
+        env=trial.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as crowd:
+        assert crowd.stderr is not None
+        assert "inside" in crowd.stderr.readline()
+        crowd.send_signal(signal.SIGINT)
+        out, err = crowd.communicate(timeout=20)
+    assert crowd.returncode == 130, err
+    assert "this is how far it went" in err
+    assert json.loads(out)["unfinished"] > 0
+    assert (trial.directory / "stopped.html").exists()
+
+
+def test_who_is_not_let_in_has_not_entered(trial: Trial) -> None:
+    elsewhere = trial.told["gateway"].replace("http", "ws")
+    done = trial.run(
+        *("load", "--players", "2", "--over", "0.1", "--arena", elsewhere, "--json", "--report", "out.html"),
+        *("--refreshing", "0", "--abandoning", "0", "--sharing", "0", "--crashing", "0"),
+    )
+    assert done.returncode == 1
+    figures = json.loads(done.stdout)
+    assert (figures["entered"], figures["lost"]) == (0, 2)
+    assert figures["broken"] == {Promise.CALLED_MEANS_ENTERED: 2, Promise.NOBODY_LOST: 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--report", "nowhere/report.html"), "The report cannot be written to nowhere/report.html"),
+        (("--report", "."), "The report cannot be written"),
+        (("--queue", "nobody-made-it"), "There is no queue of this name"),
+        (("--arena", "wss://arena.example/gameserver"), "plain ws:// only"),
+        (("--arena", "nonsense"), "plain ws:// only"),
+        (("--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_a_crowd_that_cannot_go_anywhere_is_told_before_it_sets_out(
+    trial: Trial, words: tuple[str, str], why: str
+) -> None:
+    done = trial.run("load", "--players", "2", "--over", "0.1", "--limit", "5", *words)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout == ""
+
+
+def test_a_crowd_survives_answers_that_are_not_ours(trial: Trial) -> None:
+    """A gateway behind something that now and then answers a page of its own."""
+    gateway = trial.told["gateway"]
+
+    class Front(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        pages = 3
+
+        def do_GET(self) -> None:
+            self._pass_on()
+
+        def do_POST(self) -> None:
+            self._pass_on()
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if "/status" in self.path and Front.pages:
+                Front.pages -= 1
+                self._answer(503, b"<h1>one moment</h1>")
+                return
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            found = httpx2.request(self.command, gateway + self.path, content=body, headers=headers)
+            self._answer(found.status_code, found.content)
+
+        def _answer(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *words: object) -> None:  # the library's name
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as front:
+        threading.Thread(target=front.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{front.server_port}"
+        done = trial.run(
+            *(
+                "load",
+                "--players",
+                "3",
+                "--over",
+                "0.1",
+                "--stay",
+                "0.1",
+                "--url",
+                url,
+                "--json",
+                "--report",
+                "front.html",
+            ),
+            *("--refreshing", "0", "--abandoning", "0", "--sharing", "0", "--crashing", "0"),
+        )
+        front.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["entered"] == 3
+    assert figures["refusals"] == {"answer 503": 3}
 
 
 def test_a_crowd_needs_a_gateway(trial: Trial) -> None:

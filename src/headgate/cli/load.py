@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from headgate.cli.crowd.players import Player, Scene
 from headgate.cli.crowd.record import Behaviour, Figures, Promise, Record
 from headgate.cli.crowd.report import report as write_report
 from headgate.cli.crowd.view import plain, view
-from headgate.cli.crowd.wire import Wire
+from headgate.cli.crowd.wire import Wire, check_address
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError
@@ -33,6 +34,7 @@ REPORT: Final = Path("headgate-load.html")
 WATCH_SECONDS: Final = 0.5
 TALK_SECONDS: Final = 5.0
 MOST_PLAYERS: Final = 1_000_000
+INTERRUPTED: Final = 130
 
 Share = Annotated[float, Parameter(validator=Number(gte=0, lte=100))]
 Positive = Annotated[float, Parameter(validator=Number(gt=0))]
@@ -48,6 +50,12 @@ class NotPossible(HeadgateError):
     """The shares of players who misbehave add up to more than 100 percent."""
 
     code = "not_possible"
+
+
+class NotWritable(HeadgateError):
+    """The report cannot be written there; say where with --report."""
+
+    code = "not_writable"
 
 
 async def load(
@@ -115,16 +123,19 @@ async def load(
     client = target(url)
     if client.direct:
         raise NotAGateway
+    check_address(arena)
+    _check_writable(report)
     chance = random.Random(seed)
     record = Record(players)
     async with client as hg:
         wire = Wire(client.url, client.token)
+        await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
         scene = Scene(wire, record, queue, client.namespace, stay, arena, chatty)
         crowd = _crowd(scene, players, shares, chance)
         times = arrivals(curve, players, over, chance)
         title = f"{players:,} players, {curve}, into {queue} at {client.url}"
         try:
-            seconds = await _run(crowd, times, record, hg, queue, limit, title)
+            seconds, stopped = await _run(crowd, times, record, hg, queue, limit, title)
         finally:
             wire.close()
     figures = record.figures(seconds)
@@ -136,7 +147,16 @@ async def load(
     await asyncio.to_thread(report.write_text, write_report(record, figures, choices, at), "utf-8")
     _summarise(figures, json=json)
     output.say(f"headgate: the report is in {report}")
-    return 1 if figures.broken or figures.lost else 0
+    if stopped:
+        return INTERRUPTED
+    return 1 if figures.broken or figures.lost or figures.unfinished else 0
+
+
+def _check_writable(report: Path) -> None:
+    """Say before the run, and not after it, that its report could not be written."""
+    place = report if report.exists() else report.parent
+    if report.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise NotWritable(f"The report cannot be written to {report}; say where with --report.")
 
 
 def _crowd(scene: Scene, players: int, shares: dict[Behaviour, float], chance: random.Random) -> list[Player]:
@@ -151,8 +171,9 @@ def _crowd(scene: Scene, players: int, shares: dict[Behaviour, float], chance: r
 
 async def _run(
     crowd: list[Player], times: list[float], record: Record, hg: Headgate, queue: str, limit: float, title: str
-) -> float:
-    """Let everybody arrive and play; ends when all are done, when time is up, or on Ctrl-C."""
+) -> tuple[float, bool]:
+    """Let everybody arrive and play; ends when all are done, when time is up, or on Ctrl-C, which it says."""
+    stopped = False
     started = monotonic()
     playing: set[asyncio.Task[None]] = set()
     watching = asyncio.ensure_future(_watch(record, hg, queue, started, title))
@@ -164,21 +185,25 @@ async def _run(
                     if pause > 0:
                         await asyncio.sleep(pause)
                     playing.add(asyncio.create_task(player.play()))
-                await asyncio.gather(*playing)
+                # `gather` would take everybody along when time is up, and nobody would be left to be counted.
+                await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError:
         output.say("headgate: stopped; this is how far it went")
         task = asyncio.current_task()
         assert task is not None
         task.uncancel()
+        stopped = True
     finally:
+        seconds = monotonic() - started
+        record.take_sample(seconds)
         unfinished = [task for task in playing if not task.done()]
+        record.unfinished = len(crowd) - len(playing) + len(unfinished)
         for task in [*unfinished, watching]:
             task.cancel()
         await asyncio.gather(*unfinished, watching, return_exceptions=True)
-    record.lost += len(unfinished)
-    seconds = monotonic() - started
-    record.take_sample(seconds)
-    return seconds
+    for task in playing.difference(unfinished):
+        task.result()  # what a player did not expect is ours to know
+    return seconds, stopped
 
 
 async def _watch(record: Record, hg: Headgate, queue: str, started: float, title: str) -> None:
@@ -221,6 +246,7 @@ def _summarise(figures: Figures, *, json: bool) -> None:
         ("wandered off", f"{figures.abandoned:,}"),
         ("crashed and came back", f"{figures.came_back:,}"),
         ("lost", f"{figures.lost:,}"),
+        *([("not done when it ended", f"{figures.unfinished:,}")] if figures.unfinished else []),
         ("wait", f"p50 {figures.wait_p50:.1f} s, p90 {figures.wait_p90:.1f} s, p99 {figures.wait_p99:.1f} s"),
         ("first estimate", _estimate(figures)),
         ("requests", f"{figures.requests:,}, answered in p50 {figures.answer_p50_ms:.1f} ms, p99 {figures.answer_p99_ms:.1f} ms"),

@@ -103,7 +103,9 @@ class Http:
         except UnicodeEncodeError as error:
             raise NotText from error
         except httpx2.TransportError as error:
-            raise GatewayUnavailable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}.") from error
+            raise GatewayUnavailable(
+                f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
+            ) from error
         if response.status_code >= 400:
             raise problem_of(response.status_code, response.content)
         return response
@@ -124,7 +126,9 @@ class Http:
                 method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
             )
         except httpx2.TransportError as error:
-            raise GatewayUnavailable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}.") from error
+            raise GatewayUnavailable(
+                f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
+            ) from error
 
     @asynccontextmanager
     async def events(
@@ -143,7 +147,7 @@ class Http:
             raise NotText from error
         except httpx2.TransportError as error:
             raise GatewayUnavailable(
-                f"The stream from {self.url} broke: {str(error) or type(error).__name__}."
+                f"The stream from {self.url} broke: {str(error).rstrip('.') or type(error).__name__}."
             ) from error
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -24,7 +25,8 @@ HELLO: Final = b'{"type":"MESSAGE_SEND","payload":{"message":"hello"}}'
 
 _entry = msgspec.json.Decoder(Entry).decode
 _status = msgspec.json.Decoder(Status).decode
-_problem = msgspec.json.Decoder(dict[str, object]).decode
+_document = msgspec.json.Decoder(dict[str, object]).decode
+_Answer = TypeVar("_Answer")
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -196,12 +198,12 @@ class Player:
         if idempotency_key:
             headers["Idempotency-Key"] = idempotency_key
         path = f"/api/queue/entry?namespace={quote(self._scene.namespace)}"
-        return _entry(await self._ask("POST", path, msgspec.json.encode(body), headers))
+        return _read(_entry, await self._ask("POST", path, msgspec.json.encode(body), headers))
 
     async def _ask_status(self) -> Status:
         scene = self._scene
         path = f"/api/queue/status?userId={self._user}&queue={quote(scene.queue)}&namespace={quote(scene.namespace)}"
-        return _status(await self._ask("GET", path, b"", {"X-Place-Token": self._token}))
+        return _read(_status, await self._ask("GET", path, b"", {"X-Place-Token": self._token}))
 
     async def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         """Ask until there is an answer: whoever is told to come back later does."""
@@ -216,10 +218,10 @@ class Player:
                 code, wait = error.code, pause
             else:
                 record.answers_ms.append((perf_counter() - started) * 1000)
-                if status < 300:
+                if 200 <= status < 300:
                     return content
                 problem = _problem(content)
-                code, wait = str(problem.get("code")), pause
+                code, wait = str(problem.get("code", f"answer {status}")), pause
                 if status not in (429, 503):
                     raise Gone(code)
                 told = problem.get("retryAfter")
@@ -227,3 +229,18 @@ class Player:
             record.refusals[code] += 1
             await asyncio.sleep(wait * self._chance.uniform(1.0, 1.5))
             pause = min(pause * 2, MOST_PAUSE)
+
+
+def _read(decode: Callable[[bytes], _Answer], content: bytes) -> _Answer:
+    try:
+        return decode(content)
+    except msgspec.DecodeError as error:
+        raise Gone("an answer that is not ours") from error
+
+
+def _problem(content: bytes) -> dict[str, object]:
+    """Read a refusal, which something in front of the gateway may have written."""
+    try:
+        return _document(content)
+    except msgspec.DecodeError:
+        return {}

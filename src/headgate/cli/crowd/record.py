@@ -73,6 +73,7 @@ class Figures(msgspec.Struct, frozen=True):
     broken: dict[str, int]
     refusals: dict[str, int]
     lost: int
+    unfinished: int
 
 
 class Record:
@@ -91,7 +92,7 @@ class Record:
         self.kept: Counter[Promise] = Counter()
         self.broken: Counter[Promise] = Counter()
         self.behaviours: Counter[Behaviour] = Counter()
-        self.lost = 0
+        self.lost = self.unfinished = 0
 
     def check(self, promise: Promise, kept: bool) -> None:
         """Note that a promise was put to the test."""
@@ -124,7 +125,7 @@ class Record:
             players=self.players,
             seconds=round(seconds, 1),
             requests=self.requests,
-            entered=len(self.waits),
+            entered=self.admitted,
             abandoned=self.abandoned,
             came_back=self.came_back,
             wait_p50=percentile(waits, 50),
@@ -139,6 +140,7 @@ class Record:
             broken={str(promise): self.broken[promise] for promise in Promise if self.broken[promise]},
             refusals=dict(self.refusals),
             lost=self.lost,
+            unfinished=self.unfinished,
         )
 
 

@@ -76,6 +76,7 @@ def _tiles(figures: Figures) -> str:
         ("entered", f"{figures.entered:,}"),
         ("wandered off", f"{figures.abandoned:,}"),
         ("lost", f"{figures.lost:,}"),
+        *([("not done when it ended", f"{figures.unfinished:,}")] if figures.unfinished else []),
         ("wait, half of them", f"{figures.wait_p50:,.1f} s"),
         ("wait, 99 in 100", f"{figures.wait_p99:,.1f} s"),
         ("first estimate off by, half of them", "none" if figures.eta_error_p50 is None else f"{figures.eta_error_p50:,.1f} s"),

@@ -114,7 +114,7 @@ class _Line(asyncio.Protocol):
         at = head.find(b"\r\ncontent-length:")
         length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         if len(self._bytes) >= end + 4 + length:
-            self._answer.set_result((int(head[9:12]), self._bytes[end + 4 : end + 4 + length]))
+            self._answer.set_result((_status(head), self._bytes[end + 4 : end + 4 + length]))
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
@@ -153,25 +153,40 @@ class Socket:
         self._draining.cancel()
 
 
+def check_address(arena: str | None) -> None:
+    """Refuse an arena that no player could reach from here; None is whichever a ticket names."""
+    parts = urlsplit(arena or "ws://named.by.the.ticket")
+    if parts.scheme != "ws" or not parts.hostname:
+        raise Unreachable(
+            f"The crowd enters by plain ws:// only, and {arena} is something else; name an arena directly."
+        )
+
+
 async def handshake(address: str, ticket: str) -> tuple[int, Socket | None]:
     """Try to enter an arena: 101 and a socket, or the status of the refusal."""
+    check_address(address)
     parts = urlsplit(address)
     key = base64.b64encode(os.urandom(16)).decode()
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MOST_HEAD)
             writer.write(
-                f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                f"GET {parts.path or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                 f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer {ticket}\r\n\r\n".encode()
             )
             head = await reader.readuntil(b"\r\n\r\n")
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
         raise Unreachable(f"The arena at {parts.netloc} does not answer: {str(error) or 'it is too slow'}.") from error
-    status = int(head[9:12])
+    status = _status(head)
     if status != 101:
         writer.close()
         return status, None
     return status, Socket(writer, reader)
+
+
+def _status(head: bytes) -> int:
+    """Read the status of an answer; 0 if it is no HTTP."""
+    return int(head[9:12]) if head[:5].lower() == b"http/" and head[9:12].isdigit() else 0
 
 
 async def _ignore(reader: asyncio.StreamReader) -> None:
