@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from headgate.arena.client import ArenaClosed, enter
+from headgate.arena.protocol import Count
 from headgate.store import Store
 from headgate.waiting_room import State
 from tests.http.arena_world import Guest, open_world, visiting
@@ -226,3 +229,45 @@ async def test_a_lost_connection_keeps_the_seat_for_its_owner(store: Store) -> N
         async with visiting(arena.url, str(back.ticket_id)) as guest:
             assert await guest.count() == 1
         assert (await world.status_until(waiting.user_id, State.PROMOTED)).rank == 0
+
+
+async def test_who_talks_while_the_server_closes_is_told_that_it_closes(store: Store) -> None:
+    fast = {"messages_per_second": 1e6, "message_burst": 1_000_000, "backlog_bytes": 100_000_000}
+    async with open_world(store) as world, AsyncExitStack() as stack:
+        async with world.arena(**fast) as arena:
+            guests = []
+            for number in range(30):
+                player = await world.promoted(f"player {number}")
+                guests.append(await stack.enter_async_context(visiting(arena.url, str(player.ticket_id))))
+            talking = [asyncio.ensure_future(_talk_and_listen(guest)) for guest in guests]
+            await eventually(lambda: sum(player.last > 0 for player in arena.arena.hall.players.values()) == 30)
+        closed = await asyncio.gather(*talking)
+    assert set(closed) == {(1001, "draining")}
+
+
+async def _talk_and_listen(guest: Guest) -> tuple[int | None, str | None]:
+    async def listen() -> None:
+        with suppress(ConnectionClosed):
+            while True:
+                await guest.connection.recv()
+
+    listening = asyncio.ensure_future(listen())
+    with suppress(ConnectionClosed):
+        while True:
+            await guest.send("MESSAGE_SEND", {"message": "still here"})
+            await asyncio.sleep(0)
+    await listening
+    return guest.connection.close_code, guest.connection.close_reason
+
+
+async def test_a_player_ignores_what_a_newer_arena_says_beyond_what_it_knows() -> None:
+    async def newer(connection: ServerConnection) -> None:
+        await connection.send('{"type": "EMOTE_RECEIVE", "payload": {"emote": "wave"}}')
+        await connection.send('{"type": "SERVERSTATUS_RESPONSE", "payload": {"clientCount": 3}}')
+
+    async with serve(newer, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with enter(f"ws://127.0.0.1:{port}/gameserver", "ticket") as visit:
+            assert [message async for message in visit] == [Count(3)]
+            with pytest.raises(ArenaClosed):
+                await visit.say("anybody?")

@@ -94,6 +94,51 @@ def test_two_people_chat(trial: Trial) -> None:
         assert ryan.wait(10) == 0
 
 
+@pytest.mark.parametrize("given", ["file", "nothing", "closed"])
+def test_a_chat_takes_its_words_from_wherever_they_come(trial: Trial, given: str) -> None:
+    words = trial.directory / "words"
+    words.write_text("" if given == "nothing" else "안녕하세요!\nlast words")
+    command = subprocess.list2cmdline(trial.command("chat", "Muzi"))
+    source = "<&-" if given == "closed" else f"< {words}"
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {source}"],
+        cwd=trial.directory,
+        env=trial.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "You are inside." in done.stdout
+    assert ("Muzi: last words" in done.stdout) == (given == "file")
+
+
+def test_whoever_floods_the_arena_is_sent_away_and_told_why(trial: Trial) -> None:
+    done = trial.run("chat", "Muzi", say="hello\n" * 400)
+    assert done.returncode == 1
+    assert done.stderr.endswith("headgate: The arena sent you away: too many messages.\n")
+
+
+@pytest.mark.parametrize(
+    ("arena", "why"),
+    [
+        ("http://127.0.0.1:1/gameserver", "is not the address of an arena"),
+        ("nonsense", "is not the address of an arena"),
+        ("ws://127.0.0.1:1/gameserver", "cannot be reached"),
+        ("store", "is no arena"),
+        ("elsewhere", "There is nothing at this address"),
+    ],
+)
+def test_a_chat_with_what_is_no_arena_says_so(trial: Trial, arena: str, why: str) -> None:
+    store = trial.told["store"].rpartition("@")[2].partition("/")[0]
+    elsewhere = trial.told["gateway"].replace("http", "ws")
+    address = {"store": f"ws://{store}/gameserver", "elsewhere": f"{elsewhere}/gameserver"}.get(arena, arena)
+    done = trial.run("chat", "Muzi", "--arena", address)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert "should not have" not in done.stderr
+
+
 def test_a_crowd_that_misbehaves_gets_through_with_every_promise_kept(trial: Trial) -> None:
     done = trial.run(
         *("load", "--players", "120", "--over", "3", "--stay", "1", "--seed", "5", "--json", "--report", "crowd.html"),

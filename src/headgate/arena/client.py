@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from headgate.arena.protocol import Ask, Count, Notice, Said, Say, encoded, from_server
+from headgate.arena.protocol import Ask, BadFrame, Count, Message, Notice, Said, Say, encoded, from_server
 from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
+
+
+class NotAnArena(HeadgateError):
+    """An arena's address looks like ws://arena.example:8081/gameserver."""
+
+    code = "not_an_arena"
+
+
+class ArenaClosed(HeadgateError):
+    """The arena has closed the connection."""
+
+    code = "arena_closed"
 
 
 class Visit:
@@ -20,24 +32,33 @@ class Visit:
         self._connection = connection
 
     async def say(self, text: str) -> None:
-        """Say something to the others."""
-        await self._connection.send(encoded(Say(text)), text=True)
+        """Say something to the others; raises ArenaClosed."""
+        await self._send(Say(text))
 
     async def ask_count(self) -> None:
-        """Ask how many are here; the answer comes as a message."""
-        await self._connection.send(encoded(Ask()), text=True)
+        """Ask how many are here; the answer comes as a message. Raises ArenaClosed."""
+        await self._send(Ask())
 
     async def __aiter__(self) -> AsyncIterator[Said | Notice | Count]:
+        while True:
+            try:
+                frame = await self._connection.recv()
+            except ConnectionClosed:
+                return
+            with suppress(BadFrame):  # a newer arena may have more to say than we know of
+                yield from_server(frame)
+
+    async def _send(self, message: Message) -> None:
         try:
-            while True:
-                yield from_server(await self._connection.recv())
-        except ConnectionClosed:
-            return
+            await self._connection.send(encoded(message), text=True)
+        except ConnectionClosed as error:
+            raise ArenaClosed from error
 
     @property
     def farewell(self) -> str:
-        """Say why the connection ended."""
-        return self._connection.close_reason or ""
+        """Say why the arena ends the connection, as soon as it has said so."""
+        received = self._connection.protocol.close_rcvd
+        return received.reason if received is not None else ""
 
 
 @asynccontextmanager
@@ -50,6 +71,12 @@ async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> A
         )
     except InvalidStatus as error:
         raise _refused(error) from error
+    except InvalidURI as error:
+        raise NotAnArena(
+            f"{address} is not the address of an arena, such as ws://127.0.0.1:8081/gameserver."
+        ) from error
+    except InvalidHandshake as error:
+        raise StoreUnavailable(f"What answers at {address} is no arena, or it was just closing.") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"The arena at {address} cannot be reached.") from error
     async with connection:

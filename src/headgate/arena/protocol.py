@@ -18,6 +18,7 @@ from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
 
 MOST_CHARACTERS: Final = 500
+FLOODED: Final = "too many messages"
 
 
 class MessageType(StrEnum):

@@ -25,7 +25,7 @@ from headgate.arena import door, metrics
 from headgate.arena.allowance import Allowance, Failures
 from headgate.arena.door import Draining, Seats, TicketCheck
 from headgate.arena.hall import Hall, Player
-from headgate.arena.protocol import Ask, BadFrame, Count, Notice, Said, framed, from_player, timestamp
+from headgate.arena.protocol import FLOODED, Ask, BadFrame, Count, Notice, Said, framed, from_player, timestamp
 from headgate.arena.redeems import Redeems
 from headgate.arena.settings import ArenaSettings
 from headgate.kit import traces
@@ -199,8 +199,8 @@ class Arena:
         with suppress(ConnectionClosed):
             async for frame in connection:
                 self._take(player, frame)
-                if player.why is not None:
-                    await connection.close(CloseCode.POLICY_VIOLATION, "too many messages")
+                if player.why == "flood":  # whatever else is wrong with it, somebody else closes it
+                    await connection.close(CloseCode.POLICY_VIOLATION, FLOODED)
 
     def _take(self, player: Player, frame: str | bytes) -> None:
         left = player.allowance.take()

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from headgate.arena.client import Visit, enter
-from headgate.arena.protocol import MOST_CHARACTERS, Count, Notice, Said
+from headgate.arena.client import ArenaClosed, Visit, enter
+from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Count, Notice, Said
 from headgate.cli import output
 from headgate.cli.line_editor import LineEditor
 from headgate.cli.target import Url, target
@@ -27,6 +27,7 @@ _COLORS: Final = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "b
 _HELP: Final = "/who tells how many are here, /quit leaves, everything else is said to all."
 _LAST_WORDS_SECONDS: Final = 0.5
 _TRIES: Final = 3
+_PAUSE_SECONDS: Final = 1.0
 
 
 class NoArena(HeadgateError):
@@ -61,26 +62,34 @@ async def chat(
     """
     async with target(url) as hg:
         entry = await hg.queue.entry(nickname, queue=queue)
-        for attempt in range(_TRIES):
-            if attempt:
-                entry = await hg.queue.entry(
-                    nickname, queue=queue, user_id=entry.user_id, place_token=entry.place_token
-                )
+        failures = 0
+        while True:
             status = await _wait(hg, entry, queue)
             try:
                 farewell = await _visit(nickname, _address(status, arena), _ticket(status))
             except (TicketUsed, TicketExpired, TicketInvalid, StoreUnavailable) as error:
+                failures += 1
+                if failures == _TRIES:
+                    raise TurnedAway(
+                        f"{error.detail} `headgate server list` shows whether it takes players."
+                    ) from error
                 output.say(f"headgate: {error.detail} Entering again.")
-                continue
-            if farewell is None:
-                return 0
-            if farewell == "idle":
-                output.say("headgate: nothing was said for a while, so your seat was given back. Enter again any time.")
-                return 0
-            output.say(
-                f"headgate: the arena closed the connection{f' ({farewell})' if farewell else ''}. Entering again."
-            )
-        raise TurnedAway("The arena could not be entered; `headgate server list` shows whether it takes players.")
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                failures = 0
+                if farewell is None:
+                    return 0
+                if farewell == "idle":
+                    output.say(
+                        "headgate: nothing was said for a while, so your seat was given back. Enter again any time."
+                    )
+                    return 0
+                if farewell == FLOODED:
+                    raise TurnedAway(f"The arena sent you away: {farewell}.")
+                output.say(
+                    f"headgate: the arena closed the connection{f' ({farewell})' if farewell else ''}. Entering again."
+                )
+            entry = await hg.queue.entry(nickname, queue=queue, user_id=entry.user_id, place_token=entry.place_token)
 
 
 async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:
@@ -145,16 +154,18 @@ async def _visit(nickname: str, address: str, ticket: str) -> str | None:
     """Talk until one side has enough; None if it was ours, else why the arena closed the connection."""
     async with enter(address, ticket) as visit, LineEditor(f"{nickname}> ") as editor:
         editor.show(_rendered(Text(f"You are inside. {_HELP}", style="dim")))
-        await visit.ask_count()
+        with suppress(ArenaClosed):
+            await visit.ask_count()
         listening = asyncio.ensure_future(_listen(visit, editor))
         talking = asyncio.ensure_future(_talk(visit, editor, nickname))
         try:
             await asyncio.wait((listening, talking), return_when=asyncio.FIRST_COMPLETED)
             if talking.done():
-                await talking
-                if not sys.stdin.isatty():  # a script has said everything; what others answer may still come
-                    await asyncio.wait((listening,), timeout=_LAST_WORDS_SECONDS)
-                return None
+                with suppress(ArenaClosed):  # then it is the arena that has had enough
+                    await talking
+                    if not editor.terminal:  # a script has said everything; what others answer may still come
+                        await asyncio.wait((listening,), timeout=_LAST_WORDS_SECONDS)
+                    return FLOODED if visit.farewell == FLOODED else None
             await listening
             return visit.farewell
         finally:
@@ -169,7 +180,9 @@ async def _listen(visit: Visit, editor: LineEditor) -> None:
             case Said():
                 editor.show(_line(message.timestamp, message.nickname, message.message))
             case Notice():
-                editor.show(_rendered(Text(f"{_clock(message.timestamp)}  {message.message}", style="dim italic")))
+                editor.show(
+                    _rendered(Text(f"{_clock(message.timestamp)}  {_plain(message.message)}", style="dim italic"))
+                )
             case Count():
                 here = "You are alone here." if message.client_count == 1 else f"{message.client_count} are here."
                 editor.show(_rendered(Text(here, style="dim")))

@@ -11,6 +11,7 @@ import sys
 import termios
 import tty
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -30,22 +31,30 @@ class LineEditor:
         self._typed = ""
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         self._rest = ""
         self._before: list[int | list[bytes | int]] | None = None
 
     async def __aenter__(self) -> LineEditor:
-        if self._terminal:
+        if self.terminal:
             self._before = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)  # Ctrl-C stays a signal
-        asyncio.get_running_loop().add_reader(sys.stdin, self._read)
+        if sys.stdin is None:
+            self._lines.put_nowait(None)
+            return self
+        try:
+            asyncio.get_running_loop().add_reader(sys.stdin, self._read)
+        except PermissionError:  # a file, which is not waited for
+            while self._read():
+                pass
         self._draw()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.get_running_loop().remove_reader(sys.stdin)
+        if sys.stdin is not None:
+            asyncio.get_running_loop().remove_reader(sys.stdin)
         if self._before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
             self._put(_CLEAR)
@@ -57,13 +66,16 @@ class LineEditor:
 
     def show(self, text: str) -> None:
         """Print a line above the one being typed."""
-        self._put(f"{_CLEAR}{text}\n" if self._terminal else f"{text}\n")
+        self._put(f"{_CLEAR}{text}\n" if self.terminal else f"{text}\n")
         self._draw()
 
-    def _read(self) -> None:
-        data = os.read(sys.stdin.fileno(), _CHUNK)
+    def _read(self) -> bool:
+        """Take what there is; False at the end of the input."""
+        data = b""
+        with suppress(OSError):  # a terminal that is gone
+            data = os.read(sys.stdin.fileno(), _CHUNK)
         text = self._decoder.decode(data, final=not data)
-        if self._terminal:
+        if self.terminal:
             self._type(text)
         else:
             *lines, self._rest = (self._rest + text).split("\n")
@@ -74,6 +86,7 @@ class LineEditor:
             if self._rest:
                 self._lines.put_nowait(self._rest)
             self._lines.put_nowait(None)
+        return bool(data)
 
     def _type(self, text: str) -> None:
         for key in _KEYS.findall(text):
@@ -96,7 +109,7 @@ class LineEditor:
         self._draw()
 
     def _draw(self) -> None:
-        if not self._terminal:
+        if not self.terminal:
             return
         room = shutil.get_terminal_size().columns - cell_len(self._prompt) - 1
         shown = self._typed
