@@ -165,6 +165,14 @@ def test_everybody_who_came_has_left_afterwards(trial: Trial) -> None:
     wait_until(empty, 15, "nobody is inside")
 
 
+def _seats_taken(trial: Trial) -> int:
+    """Count the sessions, and the seats that are kept for whoever was dropped."""
+    answer = httpx2.get(
+        f"{trial.told['gateway']}/api/admin/queues/main", headers={"X-API-Token": trial.told["token"]}
+    ).json()
+    return int(answer["figures"]["sessions"] + answer["figures"]["kept"])
+
+
 def test_a_crowd_that_is_not_done_in_time_is_counted_and_is_no_success(trial: Trial) -> None:
     done = trial.run(
         *("load", "--players", "4", "--over", "0.1", "--stay", "1000", "--limit", "3", "--json", "--seed", "1"),
@@ -174,6 +182,7 @@ def test_a_crowd_that_is_not_done_in_time_is_counted_and_is_no_success(trial: Tr
     figures = json.loads(done.stdout)
     assert (figures["unfinished"], figures["lost"], figures["broken"]) == (4, 0, {})
     assert "not done when it ended" in (trial.directory / "cut.html").read_text()
+    wait_until(lambda: _seats_taken(trial) == 0, 5, "seats are not kept for a crowd that is gone")
 
 
 def test_a_crowd_that_is_stopped_says_how_far_it_went(trial: Trial) -> None:

@@ -122,27 +122,29 @@ class Player:
         record = self._record
         eta = self._eta or (None, None, None)
         record.waits.append(Wait(self._arrived, monotonic() - self._arrived, *eta))
-        socket = await self._shake_hands(called)
+        socket: Socket | None = await self._shake_hands(called)
         record.admitted += 1
         record.inside += 1
         try:
+            assert socket is not None
             stay = self._chance.expovariate(1 / self._scene.stay_seconds)
             if self._scene.chatty:
                 await socket.say(HELLO)
             if self._behaviour is not Behaviour.CRASHING:
                 await asyncio.sleep(stay)
-                socket.leave()
                 return
             await asyncio.sleep(stay / 2)
             socket.crash()
+            socket = None
             await asyncio.sleep(LEAST_PAUSE)
             back = await self._come_back()
-            again = await self._shake_hands(back)
+            socket = await self._shake_hands(back)
             record.came_back += 1
             await asyncio.sleep(stay / 2)
-            again.leave()
         finally:
             record.inside -= 1
+            if socket is not None:  # also when the run is cut: seats are not kept for a crowd that is gone
+                socket.leave()
 
     async def _shake_hands(self, called: Status) -> Socket:
         """Show the ticket at the door; one who shares it lets friends try at the same moment."""
