@@ -6,10 +6,12 @@ import base64
 import json
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 from joserfc import jws
 from joserfc.jwk import OKPKey
+from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -150,6 +152,37 @@ async def test_a_handshake_that_cannot_complete_does_not_spend_the_ticket(store:
 async def test_other_paths_are_404(store: Store) -> None:
     async with open_world(store) as world, world.arena() as arena:
         assert await refusal(arena.url.replace("/gameserver", "/")) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "answer"),
+    [
+        ("?" + "&".join(f"utm{number}=1" for number in range(50)), {}, (401, "ticket_missing")),
+        ("?ticketId=guess", {"Origin": "http://[", "Host": "127.0.0.1"}, (403, "origin_refused")),
+        ("?ticketId=guess", {"Origin": "http://game.example", "Host": "["}, (403, "origin_refused")),
+        (f"?ticketId={_part({'alg': 'Ed25519', 'crit': 1})}.e30.AAAA", {}, (403, "ticket_invalid")),
+    ],
+)
+async def test_a_handshake_of_any_shape_is_answered_with_a_problem(
+    store: Store, address: str, headers: dict[str, str], answer: tuple[int, str]
+) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        assert await refusal(arena.url + address, additional_headers=headers) == answer
+
+
+async def test_only_who_comes_in_is_counted_as_entered(store: Store) -> None:
+    def entered() -> float:
+        return REGISTRY.get_sample_value("headgate_arena_handshakes_total", {"outcome": "entered"}) or 0.0
+
+    async with open_world(store) as world, world.arena() as arena:
+        before, page = entered(), arena.url.replace("ws", "http")
+        async with httpx2.AsyncClient() as browser:
+            assert (await browser.get(f"{page}?ticketId=guess")).status_code == 426
+        assert (await refusal(f"{arena.url}?ticketId=guess"))[0] == 403
+        assert entered() == before
+        ryan = await world.promoted("Ryan")
+        async with visiting(arena.url, str(ryan.ticket_id)):
+            assert entered() == before + 1
 
 
 async def test_an_address_that_guesses_tickets_is_slowed_down(store: Store) -> None:

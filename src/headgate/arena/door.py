@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Protocol
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import msgspec
 from websockets.datastructures import Headers, MultipleValuesError
@@ -64,7 +64,7 @@ class TicketCheck(Protocol):
 
 def shown_ticket(request: Request) -> str:
     """Find the ticket in a handshake, bare or signed; raises TicketMissing."""
-    query = parse_qs(urlsplit(request.path).query, max_num_fields=20)
+    query = parse_qs(_address(request).query)
     for name in ("ticketId", "ticket"):
         if query.get(name, [""])[0]:
             return query[name][0]
@@ -98,8 +98,12 @@ def check_origin(request: Request, allowed: list[str]) -> None:
     origin = _header(request, "Origin")
     if not origin or "*" in allowed or origin in allowed:
         return
-    host = urlsplit(f"//{_header(request, 'Host')}").hostname
-    if host is None or urlsplit(origin).hostname != host:
+    try:
+        host = urlsplit(f"//{_header(request, 'Host')}").hostname
+        same = host is not None and urlsplit(origin).hostname == host
+    except ValueError:
+        same = False
+    if not same:
         raise OriginRefused
 
 
@@ -121,7 +125,7 @@ def client(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Netw
 
 def is_game(request: Request) -> bool:
     """Say whether a request is for the game at all."""
-    return urlsplit(request.path).path == PATH
+    return _address(request).path == PATH
 
 
 def refusal(error: HeadgateError) -> Response:
@@ -138,6 +142,13 @@ def refusal(error: HeadgateError) -> Response:
     if error.retry_after is not None:
         headers["Retry-After"] = f"{error.retry_after:.0f}"
     return Response(status, HTTPStatus(status).phrase, headers, body)
+
+
+def _address(request: Request) -> SplitResult:
+    try:
+        return urlsplit(request.path)
+    except ValueError:
+        return urlsplit("")
 
 
 def _header(request: Request, name: str) -> str:

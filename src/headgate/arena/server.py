@@ -124,11 +124,13 @@ class Arena:
 
     async def _handshake(self, connection: ServerConnection, request: Request) -> Response:
         """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
-        outcome = "entered"
+        outcome = "failed"
         try:
             parent = request.headers.get_all("traceparent")
             with traces.span("arena handshake", traceparent=parent[0] if parent else None):
-                return await self._admit(connection, request)
+                answer = await self._admit(connection, request)
+            outcome = "entered" if answer.status_code == 101 else "not_a_handshake"
+            return answer
         except HeadgateError as error:
             outcome = error.code
             if error.status not in (429, 503):
