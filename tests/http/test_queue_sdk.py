@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -23,7 +25,7 @@ from headgate.waiting_room.problems import (
     TicketInvalid,
     TicketUsed,
 )
-from headgate.waiting_room.signing import PublicKeys, SigningKeys, Ticket
+from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys, Ticket
 from tests.processes import GatewayProcess
 from tests.topology import Topology, eventually
 
@@ -230,6 +232,64 @@ def test_a_ticket_for_another_server_or_too_old_is_refused_offline() -> None:
     stranger = SigningKeys.read(SigningKeys.generate())
     with pytest.raises(TicketInvalid):
         stranger.public().check_ticket(signed, queue="main")
+
+
+ODD_HEADS: list[dict[str, object]] = [
+    {"crit": 1},
+    {"crit": None},
+    {"crit": [1]},
+    {"crit": ["b64"], "b64": False},
+    {"kid": [1]},
+    {"kid": {"a": 1}},
+    {"alg": ["Ed25519"]},
+    {"alg": None},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_HEADS, ids=str)
+def test_a_header_of_any_shape_is_refused_and_never_an_error_of_ours(odd: dict[str, object]) -> None:
+    keys = SigningKeys.generate()
+    published = PublicKeys.read(msgspec.json.encode(SigningKeys.read(keys).jwks()))
+    for algorithm in ("Ed25519", "HS256"):
+        head = base64.urlsafe_b64encode(msgspec.json.encode({"alg": algorithm, **odd})).rstrip(b"=").decode()
+        made_up = f"{head}.e30.AAAA"
+        published.knows(made_up)
+        with pytest.raises(TicketInvalid):
+            published.check_ticket(made_up, queue="main")
+        with pytest.raises(Forbidden):
+            ProofKeys("a secret of the site" * 2, keys).check(made_up, queue="main", user_id="ryan")
+
+
+async def test_new_keys_are_fetched_when_a_ticket_names_them_and_made_up_ones_not_each_time() -> None:
+    old, new, stranger = (SigningKeys.read(SigningKeys.generate()) for _ in range(3))
+    ticket = Ticket(jti="t", sub="u", aud="main", gen=1, exp=4_000_000_000)
+
+    class Site(BaseHTTPRequestHandler):
+        asked = 0
+        keys = old
+
+        def do_GET(self) -> None:
+            Site.asked += 1
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode(Site.keys.jwks()))
+
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        async with Headgate(f"http://127.0.0.1:{site.server_port}") as hg:
+            assert (await hg.queue.check_ticket(old.sign_ticket(ticket))).jti == "t"
+            Site.keys = new
+            assert (await hg.queue.check_ticket(new.sign_ticket(ticket))).jti == "t"
+            assert Site.asked == 2
+            made_up = [stranger.sign_ticket(msgspec.structs.replace(ticket, jti=f"t{number}")) for number in range(50)]
+            checks = (hg.queue.check_ticket(one) for one in made_up)
+            assert {type(one) for one in await asyncio.gather(*checks, return_exceptions=True)} == {TicketInvalid}
+            assert (await hg.queue.check_ticket(new.sign_ticket(ticket))).jti == "t"
+        site.shutdown()
+    assert Site.asked <= 4
 
 
 def test_old_keys_are_believed_while_they_are_listed() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import PublicKeys, Ticket
 
 _RETRY_SECONDS = 1.0
+_KEYS_SECONDS = 1.0
 _IN_LINE = frozenset({State.WAITING, State.AWAY})
 
 
@@ -78,6 +80,9 @@ class Queue:
         self._line = line
         self._namespace = namespace
         self._keys: PublicKeys | None = None
+        self._asking = asyncio.Lock()
+        self._asked = 0
+        self._ask_after = 0.0
 
     async def entry(
         self,
@@ -174,9 +179,22 @@ class Queue:
 
         A ticket that passes may have been used: only `redeem` knows.
         """
-        if self._keys is None or not self._keys.knows(ticket):
-            self._keys = await self._line.public_keys()
-        return self._keys.check_ticket(ticket, queue=queue, instance_id=instance_id, namespace=self._namespace)
+        keys = await self._keys_for(ticket)
+        return keys.check_ticket(ticket, queue=queue, instance_id=instance_id, namespace=self._namespace)
+
+    async def _keys_for(self, ticket: str) -> PublicKeys:
+        """Give the public keys; made-up tickets that name unknown ones make us ask no more than once a second."""
+        asked = self._asked
+        if self._keys is not None and self._keys.knows(ticket):
+            return self._keys
+        async with self._asking:
+            # Whoever asked after we came asked for us too.
+            if self._keys is None or (self._asked == asked and not self._keys.knows(ticket)):
+                await asyncio.sleep(max(0.0, self._ask_after - monotonic()))
+                self._asked += 1
+                self._ask_after = monotonic() + _KEYS_SECONDS
+                self._keys = await self._line.public_keys()
+            return self._keys
 
 
 class StoreLine:

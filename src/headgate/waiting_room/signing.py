@@ -1,8 +1,8 @@
 """Signed words: tickets that a door can check by itself, place tokens that bring a place back, and a site's proofs.
 
 Tickets are Ed25519 JWS, since doors hold only public keys. Place tokens are read by us alone, so they are HMACs under a
-secret derived from the same key, fast enough for every entry. The newest key signs; all of them are believed, so keys are
-rotated by putting a new one in front and taking the old one away a day later.
+secret derived from the same key, fast enough for every entry. The first key signs; all of them are believed, so keys are
+rotated by appending a new one everywhere, then putting it in front, and taking the old one away a day later.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ ALGORITHM: Final = "Ed25519"
 PLACE_SECONDS: Final = 86_400
 LEEWAY_SECONDS: Final = 5.0
 LONGEST_TOKEN: Final = 4096
+# A header's members may be of any type, and the library takes some for what they should be.
+_UNREADABLE: Final = (JoseError, ValueError, TypeError)
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
@@ -81,9 +83,11 @@ class PublicKeys:
     def knows(self, ticket: str) -> bool:
         """Tell whether the key that a ticket names is one of these."""
         try:
-            return jws.extract_compact(ticket.encode()).headers().get("kid") in {key.kid for key in self._keys.keys}
-        except (JoseError, ValueError):
-            return True  # it will be refused whatever the keys are
+            kid = jws.extract_compact(ticket.encode()).headers().get("kid")
+        except _UNREADABLE:
+            kid = None
+        # Without a name it will be accepted or refused whatever other keys there are.
+        return not isinstance(kid, str) or kid in {key.kid for key in self._keys.keys}
 
     def check_ticket(
         self, ticket: str, *, queue: str, instance_id: str | None = None, namespace: str = "default"
@@ -94,7 +98,7 @@ class PublicKeys:
         try:
             found = jws.deserialize_compact(ticket, self._keys, algorithms=[ALGORITHM])
             said = msgspec.json.decode(found.payload, type=Ticket)
-        except (JoseError, ValueError) as error:
+        except _UNREADABLE as error:
             raise TicketInvalid from error
         if said.aud != queue or said.ns != namespace:
             raise TicketInvalid("This ticket is for another queue.")
@@ -217,7 +221,7 @@ class ProofKeys:
                 return msgspec.json.decode(
                     jws.deserialize_compact(proof, key, algorithms=[algorithm]).payload, type=_Proof
                 )
-            except (JoseError, ValueError):
+            except _UNREADABLE:
                 continue
         return None
 
