@@ -7,17 +7,19 @@ import base64
 import secrets
 import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import msgspec
 import pytest
 
-from headgate.kit.problems import Forbidden, InvalidRequest
+from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
-from headgate.waiting_room.model import BEAT_SECONDS
+from headgate.waiting_room.model import BEAT_SECONDS, Beat
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueUnknown,
@@ -198,6 +200,79 @@ async def test_what_goes_wrong_while_a_report_is_under_way_wants_another(scene: 
         offer._report_in = 0  # as if a session's end could not be told
         await beating
         assert offer._report_in == 0
+
+
+async def test_who_left_while_a_report_was_on_its_way_is_gone_with_the_next_beat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.create()
+    async with scene.hg.queue.offer_seats(capacity=5, address="ws://here") as offer:
+        status = await promoted(scene)
+        assert isinstance(status.ticket_id, str)
+        await offer.redeem(status.ticket_id, "s1")
+        heartbeat = offer._line.heartbeat
+
+        async def overtaken(*words: Any, **more: Any) -> Beat:
+            await offer.end("s1")
+            return await heartbeat(*words, **more)
+
+        monkeypatch.setattr(offer._line, "heartbeat", overtaken)
+        offer._report_in = 0
+        await offer.beat()
+        monkeypatch.undo()
+        await offer.beat()
+        [view] = (await scene.hg.queue.servers()).servers
+        assert view.sessions == 0
+
+
+async def test_a_server_that_drains_goes_on_draining_when_the_store_has_lost_it(scene: Scene) -> None:
+    await scene.create()
+    async with scene.hg.queue.offer_seats(capacity=5, address="ws://here") as offer:
+        await offer.drain()
+        # As if the store had lost what it knew of this server.
+        await scene.room.remove_server(scene.namespace, "main", offer.instance_id)
+        assert (await scene.hg.queue.servers()).servers == []
+        await offer.beat()
+        [view] = (await scene.hg.queue.servers()).servers
+        assert view.draining
+        assert (await promoted(scene)).status is State.WAITING
+
+
+async def test_a_wait_that_is_told_to_ask_less_often_goes_on(
+    scene: Scene, gateway_process: GatewayProcess, server: Topology
+) -> None:
+    await scene.create(capacity=1)
+    url = scene.hg.url if not scene.hg.direct else server.url
+    async with Headgate(url, prefix=gateway_process.prefix, namespace=scene.namespace) as anybody:
+        await scene.hg.queue.entry("first")
+        second = await scene.hg.queue.entry("second")
+        await scene.visit()
+        refused = False
+        for _ in range(15 if not anybody.direct else 1):
+            try:
+                async with aclosing(anybody.queue._line.stream("main", second.user_id, None)) as stream:
+                    await anext(stream)
+            except RateLimited:
+                refused = True
+        assert refused is not anybody.direct
+        async with asyncio.timeout(10):
+            async with aclosing(anybody.queue.wait(second.user_id)) as wait:
+                assert (await anext(wait)).status is State.WAITING
+
+
+async def test_a_wait_tells_also_when_only_the_least_time_changes(scene: Scene) -> None:
+    await scene.create(capacity=1, ratePerSecond=10)
+    *_, third = [await scene.hg.queue.entry(name) for name in ("first", "second", "third")]
+    await scene.visit()
+    before = await scene.hg.queue.status(third.user_id)
+    assert (before.rank, before.eta) == (2, None)
+    async with asyncio.timeout(10), aclosing(scene.hg.queue.wait(third.user_id)) as wait:
+        assert (await anext(wait)).least_seconds == before.least_seconds
+        await scene.create(ratePerSecond=0.01)
+        await scene.visit()
+        told = await anext(wait)
+        assert (told.rank, told.eta) == (2, None)
+        assert told.least_seconds != before.least_seconds
 
 
 async def test_a_signed_ticket_is_checked_offline(scene: Scene) -> None:

@@ -7,7 +7,8 @@ gateway's routes. What is built on top of them is the same code for both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import random
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Protocol
@@ -15,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from headgate.kit.ids import member_id
-from headgate.kit.problems import Forbidden, InvalidRequest, StoreUnavailable
+from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk.http import Http
 from headgate.sdk.seats import Offer
 from headgate.store import Store
@@ -105,13 +106,14 @@ class Queue:
 
     async def wait(
         self, user_id: str, *, queue: str = DEFAULT_QUEUE, place_token: str | None = None
-    ) -> AsyncIterator[Status]:
+    ) -> AsyncGenerator[Status, None]:
         """Give each change until the wait is over; the last one is PROMOTED, or says why there is no more to wait for.
 
-        An outage of the gateway or the store does not end it.
+        An outage of the gateway or the store does not end it, and who is told to ask less often does so.
         """
         last: Status | None = None
         while True:
+            pause = random.uniform(0.5, 1.5) * _RETRY_SECONDS
             try:
                 async with aclosing(self._line.stream(queue, user_id, place_token)) as statuses:
                     async for status in statuses:
@@ -120,9 +122,9 @@ class Queue:
                         last = status
                         if status.status not in _IN_LINE:
                             return
-            except StoreUnavailable:
-                pass
-            await asyncio.sleep(_RETRY_SECONDS)
+            except (StoreUnavailable, RateLimited) as error:
+                pause = max(pause, error.retry_after or 0.0)
+            await asyncio.sleep(pause)
 
     async def leave(self, user_id: str, *, queue: str = DEFAULT_QUEUE, place_token: str | None = None) -> None:
         """Give up the place, or the ticket and its seat; may be repeated."""
@@ -419,4 +421,4 @@ def _server(instance_id: str) -> str:
 
 def _shown(status: Status | None) -> object:
     """Give the part of a status that people see; a new poll interval alone is no change."""
-    return status and (status.status, status.rank, status.eta, status.ticket_id)
+    return status and (status.status, status.rank, status.eta, status.least_seconds, status.ticket_id)

@@ -138,18 +138,22 @@ class Offer:
         at_rest, redeems = not self._under_way, self._redeems
         # Before it is sent: whatever goes wrong meanwhile wants another.
         self._report_in = REPORT_EVERY if reporting else self._report_in - 1
+        inside = sorted(self.sessions) if reporting else None
         beat = await self._line.heartbeat(
             self.queue,
             self.instance_id,
             capacity=self.capacity,
             max_capacity=self.max_capacity,
             address=self.address,
-            sessions=sorted(self.sessions) if reporting else None,
+            sessions=inside,
             as_of=as_of,
         )
         if at_rest and redeems == self._redeems and beat.seq > self._latest:
             # Somebody was let in whose answer never reached us, and nothing is on its way any more.
             self._latest, self._report_in = beat.seq, 0
+        if not self.sessions.issuperset(inside or ()):
+            # Who left meanwhile may have been reported after their end; say soon that they are gone.
+            self._report_in = 0
         if beat.report:
             self._report_in = 0
             if reporting:
@@ -158,6 +162,8 @@ class Offer:
                 await self._beat_seats()
         if beat.drain:
             self.draining.set()
+        elif self.draining.is_set():  # the store could not be told, or has lost it
+            await self._line.remove_server(self.queue, self.instance_id, drain=True)
 
     async def _keep_beating(self) -> None:
         pause = BEAT_SECONDS
