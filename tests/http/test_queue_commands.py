@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import secrets
 import signal
 import subprocess
@@ -60,6 +61,7 @@ def test_a_queue_from_creation_to_deletion(shell: Shell) -> None:
     assert (made["capacity"], made["ratePerSecond"], made["message"], made["seats"]) == (2, 5, "Welcome, all", "fixed")
     twice = shell.run("queue", "create", "main")
     assert twice.returncode == 1
+    assert twice.stderr == "headgate: There is a queue main already; `headgate queue set main …` changes it.\n"
     assert shell.json("queue", "set", "main", "ratePerSecond=null")["ratePerSecond"] is None
     assert shell.run("queue", "pause", "main").returncode == 0
     for number in range(3):
@@ -115,3 +117,33 @@ def test_watch_goes_on_until_it_is_interrupted(shell: Shell) -> None:
         watching.send_signal(signal.SIGINT)
         assert watching.wait(10) == 130
     assert [line["queue"] for line in lines] == ["main", "main"]
+
+
+@pytest.mark.parametrize("shell", ["gateway"], indirect=True)
+def test_seats_that_are_kept_for_those_who_were_dropped_are_shown(shell: Shell) -> None:
+    shell.run("queue", "create", "main", "capacity=1")
+    entry = shell.http.post("/api/queue/entry", json={"nickname": "Ryan"}).json()
+    shell.run("queue", "admit", "main", "1")
+    called = shell.http.get("/api/queue/status", params={"userId": entry["userId"]}).json()
+    shell.http.post(f"/api/queue/tickets/{called['ticketId']}/redeem", json={"sessionId": "s1"}).raise_for_status()
+    shell.http.post("/api/queue/sessions/s1/end", json={"reason": "dropped"}).raise_for_status()
+    assert shell.run("queue", "list").stdout.split("\t")[4:7] == ["0", "1", "0"]
+    assert "0 inside, 1 seats kept" in shell.run("queue", "pause", "main").stderr
+
+
+@pytest.mark.parametrize("shell", ["gateway"], indirect=True)
+def test_a_question_can_be_left_with_one_interrupt(shell: Shell) -> None:
+    shell.run("queue", "create", "main", "capacity=1")
+    screen, side = pty.openpty()
+    command = shell.command("queue", "reset", "main")
+    with subprocess.Popen(command, env=shell.environment, stdin=side, stderr=subprocess.PIPE) as asking:
+        try:
+            assert asking.stderr is not None
+            assert asking.stderr.read(9) == b"Everybody"
+            asking.send_signal(signal.SIGINT)
+            assert asking.wait(10) == 130
+        finally:
+            asking.kill()
+            os.close(side)
+            os.close(screen)
+    assert shell.json("queue", "show", "main")["generation"] == 1

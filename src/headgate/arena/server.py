@@ -111,7 +111,8 @@ class Arena:
                 log.warning("drain could not be told; the lease ends by itself", error=error.detail)
         if self.hall.players:
             seconds = self._settings.drain_seconds
-            words = f"This server closes in {seconds:.0f} seconds; enter again and you will be given another."
+            when = f"in {seconds:.0f} second{'s' if round(seconds) > 1 else ''}" if seconds >= 1 else "now"
+            words = f"This server closes {when}; enter again and you will be given another."
             self.hall.post(framed(Notice(timestamp(), words)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

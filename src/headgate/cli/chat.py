@@ -24,7 +24,7 @@ from headgate.waiting_room.model import DEFAULT_QUEUE, Entry, State, Status
 from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
 
 _COLORS: Final = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "bright_green")
-_HELP: Final = "/who tells how many are here, /quit leaves, everything else is said to all."
+_HELP: Final = "/who counts who is here, /quit leaves, all else is said to all."
 _LAST_WORDS_SECONDS: Final = 0.5
 _TRIES: Final = 3
 _PAUSE_SECONDS: Final = 1.0

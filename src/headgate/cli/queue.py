@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from contextlib import suppress
 from typing import Annotated, Final
@@ -17,19 +18,25 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.gateway.reading import invalid
-from headgate.kit.problems import InvalidRequest
+from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
 from headgate.sdk import Headgate
 from headgate.waiting_room import PolicyChange, QueueView
 from headgate.waiting_room.policy import MANY_SEATS, Policy
 
 EVERY_SECONDS: Final = 1.0
 COLUMNS: Final = (
-    "queue", "state", "waiting", "away", "holds", "sessions", "capacity", "admitted", "per second",
+    "queue", "state", "waiting", "away", "holds", "kept", "sessions", "capacity", "admitted", "a second",
 )  # fmt: skip
 
 Queue = Annotated[str, Parameter(help="The queue's name.")]
 Namespace = Annotated[str, Parameter(name="--namespace", help="The queue's namespace.")]
 Yes = Annotated[bool, Parameter(name="--yes", negative=(), help="Do not ask.")]
+
+
+class QueueExists(HeadgateError):
+    """There is a queue of this name already; `headgate queue set` changes it."""
+
+    code = "queue_exists"
 
 
 async def list_queues(*, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
@@ -74,7 +81,13 @@ async def create(
     """
     change = read_policy(policy)
     async with _client(url, namespace) as headgate:
-        _print(await headgate.queues.configure(queue, change, expected=0), json=json)
+        try:
+            view = await headgate.queues.configure(queue, change, expected=0)
+        except VersionConflict as error:
+            raise QueueExists(
+                f"There is a queue {queue} already; `headgate queue set {queue} …` changes it."
+            ) from error
+    _print(view, json=json)
 
 
 async def set_policy(
@@ -244,7 +257,8 @@ def _client(url: str | None, namespace: str) -> Headgate:
 async def _operate(queue: str, action: str, namespace: str, url: str | None, count: int | None = None) -> None:
     async with _client(url, namespace) as headgate:
         view = await headgate.queues.operate(queue, action, count)
-    output.say(f"{queue}: {_state(view)}, {view.waiting} waiting, {view.holds} called, {view.sessions} inside")
+    kept = f", {view.figures.kept} seats kept" if view.figures.kept else ""
+    output.say(f"{queue}: {_state(view)}, {view.waiting} waiting, {view.holds} called, {view.sessions} inside{kept}")
 
 
 def _confirm(question: str, expected: str, *, yes: bool) -> None:
@@ -252,9 +266,15 @@ def _confirm(question: str, expected: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidRequest("This cannot be undone; say --yes to do it without being asked.")
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() != expected:
+    # Ctrl-C would only be noted while we wait here, and whoever pressed it would wait for a prompt that does not come.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if answer.strip() != expected:
         raise InvalidRequest("That is another name, so nothing was done.")
 
 
@@ -265,7 +285,7 @@ def _state(view: QueueView) -> str:
 def _row(view: QueueView) -> tuple[str, ...]:
     figures = view.figures
     capacity = "∞" if sys.stdout.isatty() and figures.capacity >= MANY_SEATS else str(figures.capacity)
-    counts = (str(number) for number in (view.waiting, view.away, view.holds, view.sessions))
+    counts = (str(number) for number in (view.waiting, view.away, view.holds, figures.kept, view.sessions))
     return (view.queue, _state(view), *counts, capacity, str(view.admitted_total), f"{figures.rate_per_second:.2f}")
 
 
