@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.cli.chat import enter_again
 from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited
-from headgate.sdk import Headgate
+from headgate.sdk import Headgate, HeadgateSync
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
 from headgate.waiting_room.model import BEAT_SECONDS, Beat
@@ -140,6 +141,36 @@ async def test_a_server_offers_seats_redeems_and_leaves(scene: Scene) -> None:
 
 async def _capacity_is(scene: Scene, wanted: int) -> bool:
     return [view.capacity for view in (await scene.hg.queue.servers()).servers] == [wanted]
+
+
+async def test_a_script_without_an_event_loop_stands_in_line_and_offers_seats(
+    scene: Scene, gateway_process: GatewayProcess
+) -> None:
+    await scene.create()
+    options = {"token": scene.hg.token, "prefix": gateway_process.prefix, "namespace": scene.namespace}
+    loop = asyncio.get_running_loop()
+
+    def visit() -> None:
+        asyncio.run_coroutine_threadsafe(scene.visit(), loop).result(10)
+
+    def script() -> None:
+        with HeadgateSync(scene.hg.url, **options) as hg:
+            with hg.queue.offer_seats(capacity=0, address="ws://here") as offer:
+                entry = hg.queue.entry("Ryan")
+                visit()
+                assert hg.queue.status(entry.user_id).status is State.WAITING
+                offer.capacity = 1
+                offer.beat()
+                visit()
+                [*_, called] = hg.queue.wait(entry.user_id)
+                assert offer.redeem(called.ticket_id, "s1").user.nickname == "Ryan"
+                assert offer.sessions == {"s1"}
+                offer.end("s1")
+                offer.drain()
+                assert offer.draining.is_set()
+            assert hg.queue.servers().servers == []
+
+    await asyncio.to_thread(script)
 
 
 async def test_a_report_never_ends_a_session_whose_answer_is_on_its_way(scene: Scene) -> None:
@@ -273,6 +304,20 @@ async def test_a_wait_tells_also_when_only_the_least_time_changes(scene: Scene) 
         told = await anext(wait)
         assert (told.rank, told.eta) == (2, None)
         assert told.least_seconds != before.least_seconds
+
+
+async def test_a_chat_that_comes_back_before_it_was_missed_waits_until_it_is(scene: Scene) -> None:
+    await scene.create(capacity=1)
+    entry = await scene.hg.queue.entry("Ryan")
+    await scene.visit()
+    called = await scene.hg.queue.status(entry.user_id)
+    assert isinstance(called.ticket_id, str)
+    await scene.hg.queue.redeem(called.ticket_id, session_id="s1")
+    assert (await scene.hg.queue.entry("Ryan", user_id=entry.user_id)).status is State.ACTIVE
+    coming_back = asyncio.ensure_future(enter_again(scene.hg, "Ryan", "main", entry))
+    await scene.hg.queue.end("s1", reason="dropped")
+    async with asyncio.timeout(5):
+        assert (await coming_back).status is State.PROMOTED
 
 
 async def test_a_signed_ticket_is_checked_offline(scene: Scene) -> None:
@@ -409,7 +454,7 @@ async def test_what_cannot_be_an_id_a_name_or_a_key_is_refused_alike(scene: Scen
             await queue.status("u1", place_token=token)
 
 
-@pytest.mark.parametrize(("capacity", "most"), [(-1, None), (5, -3), (1_000_001, None)])
+@pytest.mark.parametrize(("capacity", "most"), [(-1, None), (5, -3), (10_001, None), (5, 10_001)])
 async def test_seats_that_cannot_be_are_refused_and_spoil_nothing(
     scene: Scene, capacity: int, most: int | None
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from headgate.kit.settings import Doc, Settings
+from headgate.waiting_room.model import MOST_SESSIONS
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -21,9 +22,11 @@ class ArenaSettings(Settings, section="arena"):
     ] = ""
     namespace: Annotated[str, Doc("the queue's namespace")] = "default"
     queue: Annotated[str, Doc("the queue whose players it seats")] = "main"
-    capacity: Annotated[int, Meta(ge=0), Doc("seats that promotion fills (soft_cap)")] = 100
+    capacity: Annotated[int, Meta(ge=0, le=MOST_SESSIONS), Doc("seats that promotion fills (soft_cap)")] = 100
     max_capacity: Annotated[
-        int | None, Meta(ge=0), Doc("seats at the very most, with those who come back (max_cap); unset: the same")
+        int | None,
+        Meta(ge=0, le=MOST_SESSIONS),
+        Doc("seats at the very most, with those who come back (max_cap); unset: the same"),
     ] = None
     origins: Annotated[
         list[str],

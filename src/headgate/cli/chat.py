@@ -28,6 +28,7 @@ _HELP: Final = "/who counts who is here, /quit leaves, all else is said to all."
 _LAST_WORDS_SECONDS: Final = 0.5
 _TRIES: Final = 3
 _PAUSE_SECONDS: Final = 1.0
+_STILL_INSIDE_SECONDS: Final = 60  # longer than an arena takes to give up a connection that answers no ping
 
 
 class NoArena(HeadgateError):
@@ -89,7 +90,17 @@ async def chat(
                 output.say(
                     f"headgate: the arena closed the connection{f' ({farewell})' if farewell else ''}. Entering again."
                 )
-            entry = await hg.queue.entry(nickname, queue=queue, user_id=entry.user_id, place_token=entry.place_token)
+            entry = await enter_again(hg, nickname, queue, entry)
+
+
+async def enter_again(hg: Headgate, nickname: str, queue: str, before: Entry) -> Entry:
+    """Come back as who we were; until the arena has noticed that we were gone, we are still inside."""
+    for _ in range(_STILL_INSIDE_SECONDS):
+        entry = await hg.queue.entry(nickname, queue=queue, user_id=before.user_id, place_token=before.place_token)
+        if entry.status is not State.ACTIVE:
+            return entry
+        await asyncio.sleep(1)
+    raise TurnedAway("Your earlier connection still has your seat; try again in a minute.")
 
 
 async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:

@@ -107,7 +107,7 @@ class HeadgateSync:
     def _entered(self, manager: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
         value = self._run(manager.__aenter__())
         try:
-            yield self._plain(value)
+            yield _Part(self, value) if value is manager else self._plain(value)
         except BaseException as error:
             if not self._run(manager.__aexit__(type(error), error, error.__traceback__)):
                 raise
@@ -152,6 +152,12 @@ class _Part:
         if name.startswith("_"):
             raise AttributeError(name)
         return self._sync._plain(getattr(self._value, name))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._value, name, value)
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:

@@ -25,8 +25,8 @@ LEAST_FREED: Final = 8
 HEARING_SECONDS: Final = 0.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
+# A report of who is inside is one step of the store, so it is bounded, and with it the seats of a server.
 MOST_SESSIONS: Final = 10_000
-MOST_SEATS: Final = 1_000_000
 
 
 class State(StrEnum):

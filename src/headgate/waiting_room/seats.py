@@ -14,7 +14,6 @@ from headgate.store import Batch, Reply, Store, Thing, script
 from headgate.waiting_room.metrics import HOLD_SECONDS
 from headgate.waiting_room.model import (
     LEASE_MS,
-    MOST_SEATS,
     MOST_SESSIONS,
     Beat,
     Reason,
@@ -70,8 +69,11 @@ class Seats:
         if most is None:
             raise InvalidRequest("Say capacity, maxCapacity, or both.", field="capacity")
         for field, seats in (("capacity", capacity), ("maxCapacity", max_capacity)):
-            if seats is not None and not (0 <= seats <= MOST_SEATS and seats == int(seats)):
-                raise InvalidRequest(f"{field} must be a whole number from 0 to {MOST_SEATS}.", field=field)
+            if seats is not None and not (0 <= seats <= MOST_SESSIONS and seats == int(seats)):
+                raise InvalidRequest(
+                    f"{field} must be a whole number from 0 to {MOST_SESSIONS}; for more seats run more servers.",
+                    field=field,
+                )
         if len(sessions or ()) > MOST_SESSIONS:
             raise InvalidRequest(f"A server reports at most {MOST_SESSIONS} sessions.", field="sessions")
         report = " ".join(member_id(session, "sessions") for session in sessions or ())
