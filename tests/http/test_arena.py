@@ -29,6 +29,7 @@ BAD_FRAMES: list[str | bytes] = [
     '{"type": "MESSAGE_SEND"}',
     '{"type": "MESSAGE_SEND", "payload": {"message": 5}}',
     '{"type": "MESSAGE_SEND", "payload": {"message": ""}}',
+    '{"type": "MESSAGE_SEND", "payload": {"message": "  "}}',
     '{"type": "MESSAGE_SEND", "payload": {"message": "bell \\u0007"}}',
     '{"type": "MESSAGE_SEND", "payload": {"message": "turned \\u202e around"}}',
     '{"type": "MESSAGE_SEND", "payload": {"message": "' + "x" * 501 + '"}}',

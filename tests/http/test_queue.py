@@ -84,6 +84,8 @@ async def test_entry_and_status_are_the_seeds(scene: Scene) -> None:
         ({"nickname": ""}, "nickname"),
         ({"nickname": "x" * 65}, "nickname"),
         ({"nickname": "a\u202eb"}, "nickname"),
+        ({"nickname": "   "}, "nickname"),
+        ({"nickname": "\u200b\u3164 "}, "nickname"),
         ({"nickname": "Ryan", "queue": "no spaces"}, "queue"),
         ({"nickname": "Ryan", "userId": "tickets!"}, "userId"),
         ({"nickname": "Ryan", "rank": 1}, "rank"),

@@ -23,6 +23,8 @@ _random: list[str] = []
 os.register_at_fork(after_in_child=_random.clear)
 _UUID_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
+_BLANK = frozenset({"Zs", "Cf", "Mn", "Me"})
+_FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters by name, with nothing to see
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -42,13 +44,16 @@ def member_id(value: str, field: str = "id") -> str:
 
 
 def display_text(value: str, field: str = "text", most: int = 64) -> str:
-    """Check a text that people read: bounded, without control characters or marks that turn its direction."""
+    """Check a text that people read: bounded, to be seen, without control characters or marks that turn its direction."""
     if not value or len(value) > most:
         raise InvalidRequest(f"{field} must have 1 to {most} characters.", field=field)
-    if value.isascii() and value.isprintable():
+    if value.isascii() and value.isprintable() and not value.isspace():
         return value  # as most are; it costs a tenth
-    if any(unicodedata.category(sign) in _INVISIBLE or sign in _DIRECTION_MARKS for sign in value):
+    categories = [unicodedata.category(sign) for sign in value]
+    if not _INVISIBLE.isdisjoint(categories) or not _DIRECTION_MARKS.isdisjoint(value):
         raise InvalidRequest(f"{field} must not contain control characters.", field=field)
+    if all(kind in _BLANK or sign in _FILLERS for kind, sign in zip(categories, value, strict=True)):
+        raise InvalidRequest(f"{field} must contain something that can be seen.", field=field)
     return value
 
 
