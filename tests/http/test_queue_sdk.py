@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from headgate.cli.chat import enter_again
-from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited
+from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk import Headgate, HeadgateSync
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
@@ -410,6 +410,67 @@ async def test_new_keys_are_fetched_when_a_ticket_names_them_and_made_up_ones_no
             assert (await hg.queue.check_ticket(new.sign_ticket(ticket))).jti == "t"
         site.shutdown()
     assert Site.asked <= 4
+
+
+class Later(BaseHTTPRequestHandler):
+    """A gateway of a later version, behind a proxy that is broken now and then."""
+
+    beats = 0
+    broken = False
+
+    def do_GET(self) -> None:
+        eta = {"seconds": 1.0, "low": 0.5, "high": 2.0, "mood": "good"}
+        told = {"queue": "main", "userId": "u1", "place": 7, "pollAfterMs": 500, "weather": {"sun": True}}
+        status = {"status": "WAITING", "rank": 2, "eta": eta} | told
+        called = {"status": "PROMOTED", "rank": 0, "eta": None, "ticketId": "t1"} | told
+        called["server"] = {"instanceId": "s1", "address": "ws://here", "floor": 3}
+        if "/stream" in self.path:
+            events = b"".join(b"event: status\ndata: %s\n\n" % msgspec.json.encode(one) for one in (status, called))
+            self._answer(events, "text/event-stream")
+        else:
+            self._answer(msgspec.json.encode(status))
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Later.beats += 1
+        beat = {"drain": False, "report": False, "seq": 0, "leaseMs": 10_000, "advice": "smile"}
+        self._answer(msgspec.json.encode(beat))
+
+    def do_DELETE(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def _answer(self, content: bytes, kind: str = "application/json") -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if Later.broken:
+            Later.broken = False
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
+
+
+async def test_a_later_gateway_is_understood_and_a_broken_answer_stops_no_heartbeat() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Later) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        async with Headgate(f"http://127.0.0.1:{site.server_port}") as hg:
+            status = await hg.queue.status("u1")
+            assert (status.rank, status.eta and status.eta.high) == (2, 2.0)
+            seen = [one async for one in hg.queue.wait("u1")]
+            assert [one.status for one in seen] == [State.WAITING, State.PROMOTED]
+            assert not isinstance(seen[-1].server, msgspec.UnsetType)
+            assert seen[-1].server.address == "ws://here"
+            async with hg.queue.offer_seats(capacity=1, address="ws://here") as offer:
+                Later.broken, before = True, Later.beats
+                with pytest.raises(StoreUnavailable):
+                    await offer.beat()
+                Later.broken = True
+                offer.beat_soon()
+                await eventually(lambda: Later.beats >= before + 3)
+        site.shutdown()
 
 
 def test_old_keys_are_believed_while_they_are_listed() -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.kit import traces
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable, from_document
+from headgate.sdk.answers import read_answer
 
 TIMEOUT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 45.0  # a gateway says something on every stream at least each 15 s
@@ -69,7 +70,7 @@ class Http:
         if answer is type(None):
             return msgspec.convert(None, answer)
         try:
-            return msgspec.json.decode(response.content, type=answer)
+            return read_answer(response.content, answer)
         except msgspec.DecodeError as error:
             raise GatewayUnavailable(
                 f"{self.url} answered {response.status_code}, but not as a gateway: {error}."
@@ -102,7 +103,7 @@ class Http:
             )
         except UnicodeEncodeError as error:
             raise NotText from error
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise GatewayUnavailable(
                 f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
             ) from error
@@ -125,7 +126,7 @@ class Http:
             return await self._client.request(
                 method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
             )
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise GatewayUnavailable(
                 f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
             ) from error
@@ -145,7 +146,7 @@ class Http:
                 yield aiter(httpx2.EventSource(response))
         except UnicodeEncodeError as error:
             raise NotText from error
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise GatewayUnavailable(
                 f"The stream from {self.url} broke: {str(error).rstrip('.') or type(error).__name__}."
             ) from error

@@ -17,7 +17,8 @@ import msgspec
 
 from headgate.kit.ids import member_id
 from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
-from headgate.sdk.http import Http
+from headgate.sdk.answers import read_answer
+from headgate.sdk.http import GatewayUnavailable, Http
 from headgate.sdk.seats import Offer
 from headgate.store import Store
 from headgate.waiting_room import Beat, Board, Entry, Redeemed, Servers, State, Status, WaitingRoom
@@ -319,7 +320,11 @@ class HttpLine:
         async with self._http.events("/api/queue/stream", query=query, headers=_token(place_token)) as events:
             async for event in events:
                 if event.event == "status":
-                    yield msgspec.json.decode(event.data, type=Status)
+                    try:
+                        status = read_answer(event.data, Status)
+                    except msgspec.DecodeError as error:
+                        raise GatewayUnavailable(f"The stream brought what is no status: {error}.") from error
+                    yield status
 
     async def leave(self, queue: str, user_id: str, place_token: str | None) -> None:
         await self._http.request(

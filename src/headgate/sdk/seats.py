@@ -179,3 +179,6 @@ class Offer:
                 # The store may have lost what it knew of us: say all of it as soon as it is back.
                 self._report_in, pause = 0, RETRY_SECONDS
                 log.warning("heartbeat failed", queue=self.queue, error=error.detail)
+            except Exception:  # whatever the way to the store brings: without the next beat everybody inside is lost
+                self._report_in, pause = 0, RETRY_SECONDS
+                log.exception("heartbeat failed", queue=self.queue)
