@@ -1,7 +1,6 @@
 """`hg.queue`: stand in line, and, for servers, offer seats, redeem tickets and end sessions.
 
-Both modes speak through the same small set of calls; in store mode they go to the waiting room itself, in HTTP mode to a
-gateway's routes. What is built on top of them is the same code for both.
+Both modes speak through the same small set of calls, in `queue_modes`. What is built on top of them is the same code for both.
 """
 
 from __future__ import annotations
@@ -11,68 +10,19 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
-from typing import Protocol
 
-import msgspec
-
-from headgate.kit.ids import member_id
-from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
-from headgate.sdk.answers import read_answer
-from headgate.sdk.http import GatewayUnavailable, Http
+from headgate.kit.problems import InvalidRequest, RateLimited, StoreUnavailable
+from headgate.sdk.http import Http
+from headgate.sdk.queue_modes import HttpLine, Line, StoreLine
 from headgate.sdk.seats import Offer
 from headgate.store import Store
-from headgate.waiting_room import Beat, Board, Entry, Redeemed, Servers, State, Status, WaitingRoom
+from headgate.waiting_room import Board, Entry, Redeemed, Servers, State, Status
 from headgate.waiting_room.model import DEFAULT_QUEUE, Reason
-from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import PublicKeys, Ticket
 
 _RETRY_SECONDS = 1.0
 _KEYS_SECONDS = 1.0
 _IN_LINE = frozenset({State.WAITING, State.AWAY})
-
-
-class Line(Protocol):
-    """What both modes can do."""
-
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry: ...
-
-    async def status(self, queue: str, user_id: str, place_token: str | None) -> Status: ...
-
-    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]: ...
-
-    async def leave(self, queue: str, user_id: str, place_token: str | None) -> None: ...
-
-    async def board(self, queue: str) -> Board: ...
-
-    async def redeem(self, queue: str, ticket_id: str, session_id: str, instance_id: str | None) -> Redeemed: ...
-
-    async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None: ...
-
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat: ...
-
-    async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None: ...
-
-    async def servers(self, queue: str) -> Servers: ...
-
-    async def public_keys(self) -> PublicKeys: ...
 
 
 class Queue:
@@ -200,228 +150,10 @@ class Queue:
             return self._keys
 
 
-class StoreLine:
-    """The waiting room beside the store: whoever holds the store's address is trusted."""
-
-    def __init__(self, store: Store, namespace: str) -> None:
-        self._room = WaitingRoom(store)
-        self._namespace = namespace
-
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry:
-        return await self._room.entry(
-            self._namespace,
-            queue,
-            nickname,
-            user_id=user_id,
-            proof=proof,
-            place_token=place_token,
-            idempotency_key=idempotency_key,
-            trusted=True,
-        )
-
-    async def status(self, queue: str, user_id: str, place_token: str | None) -> Status:
-        return await self._room.status(self._namespace, queue, user_id, place_token=place_token, trusted=True)
-
-    def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]:
-        return self._room.watch(self._namespace, queue, user_id, place_token=place_token, trusted=True)
-
-    async def leave(self, queue: str, user_id: str, place_token: str | None) -> None:
-        await self._room.leave(self._namespace, queue, user_id, place_token=place_token, trusted=True)
-
-    async def board(self, queue: str) -> Board:
-        return await self._room.board(self._namespace, queue)
-
-    async def redeem(self, queue: str, ticket_id: str, session_id: str, instance_id: str | None) -> Redeemed:
-        return await self._room.redeem(self._namespace, queue, ticket_id, session_id, instance_id)
-
-    async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None:
-        await self._room.end(self._namespace, queue, session_id, instance_id, reason)
-
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat:
-        return await self._room.heartbeat(
-            self._namespace,
-            queue,
-            instance_id,
-            capacity=capacity,
-            max_capacity=max_capacity,
-            address=address,
-            sessions=sessions,
-            as_of=as_of,
-        )
-
-    async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None:
-        await self._room.remove_server(self._namespace, queue, instance_id, drain=drain)
-
-    async def servers(self, queue: str) -> Servers:
-        return await self._room.servers(self._namespace, queue)
-
-    async def public_keys(self) -> PublicKeys:
-        return await self._room.public_keys()
-
-
-class HttpLine:
-    """The waiting room through a gateway."""
-
-    def __init__(self, http: Http, namespace: str) -> None:
-        self._http = http
-        self._namespace = namespace
-
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry:
-        body = {"queue": queue, "nickname": nickname, "userId": user_id, "proof": proof}
-        headers = _token(place_token)
-        if idempotency_key is not None:
-            headers["Idempotency-Key"] = idempotency_key
-        return await self._http.request(
-            "POST",
-            "/api/queue/entry",
-            query={"namespace": self._namespace},
-            body={name: value for name, value in body.items() if value is not None},
-            headers=headers,
-            answer=Entry,
-        )
-
-    async def status(self, queue: str, user_id: str, place_token: str | None) -> Status:
-        return await self._http.request(
-            "GET",
-            "/api/queue/status",
-            query=self._query(queue, userId=user_id),
-            headers=_token(place_token),
-            answer=Status,
-        )
-
-    async def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]:
-        query = self._query(queue, userId=user_id)
-        async with self._http.events("/api/queue/stream", query=query, headers=_token(place_token)) as events:
-            async for event in events:
-                if event.event == "status":
-                    try:
-                        status = read_answer(event.data, Status)
-                    except msgspec.DecodeError as error:
-                        raise GatewayUnavailable(f"The stream brought what is no status: {error}.") from error
-                    yield status
-
-    async def leave(self, queue: str, user_id: str, place_token: str | None) -> None:
-        await self._http.request(
-            "DELETE",
-            "/api/queue/entry",
-            query=self._query(queue, userId=user_id),
-            headers=_token(place_token),
-            answer=type(None),
-        )
-
-    async def board(self, queue: str) -> Board:
-        return await self._http.request("GET", "/api/queue/board", query=self._query(queue), answer=Board)
-
-    async def redeem(self, queue: str, ticket_id: str, session_id: str, instance_id: str | None) -> Redeemed:
-        body = {"queue": queue, "sessionId": session_id} | ({"instanceId": instance_id} if instance_id else {})
-        return await self._http.request(
-            "POST",
-            f"/api/queue/tickets/{_ticket(ticket_id)}/redeem",
-            query={"namespace": self._namespace},
-            body=body,
-            answer=Redeemed,
-        )
-
-    async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None:
-        body = {"queue": queue, "reason": reason} | ({"instanceId": instance_id} if instance_id else {})
-        await self._http.request(
-            "POST",
-            f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/end",
-            query={"namespace": self._namespace},
-            body=body,
-            answer=type(None),
-        )
-
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat:
-        body = {
-            "queue": queue,
-            "capacity": capacity,
-            "maxCapacity": max_capacity,
-            "address": address,
-            "sessions": sessions,
-            "asOf": as_of,
-        }
-        return await self._http.request(
-            "PUT",
-            _server(instance_id),
-            query={"namespace": self._namespace},
-            body={name: value for name, value in body.items() if value is not None},
-            answer=Beat,
-        )
-
-    async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None:
-        await self._http.request(
-            "DELETE", _server(instance_id), query=self._query(queue, drain=drain), answer=type(None)
-        )
-
-    async def servers(self, queue: str) -> Servers:
-        return await self._http.request("GET", "/api/queue/servers", query=self._query(queue), answer=Servers)
-
-    async def public_keys(self) -> PublicKeys:
-        return PublicKeys.read((await self._http.send("GET", "/.well-known/jwks.json")).content)
-
-    def _query(self, queue: str, **more: str | bool) -> dict[str, str | bool]:
-        return {"queue": queue, "namespace": self._namespace, **more}
-
-
 def queue_of(backend: Http | Store, namespace: str) -> Queue:
     """Make the part for a client's mode."""
     line = HttpLine(backend, namespace) if isinstance(backend, Http) else StoreLine(backend, namespace)
     return Queue(line, namespace)
-
-
-def _token(place_token: str | None) -> dict[str, str]:
-    if place_token and not (place_token.isascii() and place_token.isprintable()):
-        raise Forbidden("This place token is not one of ours.")  # and it cannot even be sent
-    return {"X-Place-Token": place_token} if place_token else {}
-
-
-def _ticket(ticket_id: str) -> str:
-    """Check what becomes part of an address; it comes from a player, who might name another address with it."""
-    try:
-        return member_id(ticket_id, "ticketId")
-    except InvalidRequest as error:
-        raise TicketInvalid from error
-
-
-def _server(instance_id: str) -> str:
-    return f"/api/queue/servers/{member_id(instance_id, 'instanceId')}"
 
 
 def _shown(status: Status | None) -> object:

@@ -22,7 +22,7 @@ from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.waiting_room.model import BEAT_SECONDS, Reason, Redeemed
 
 if TYPE_CHECKING:
-    from headgate.sdk.queue import Line
+    from headgate.sdk.queue_modes import Line
 
 REPORT_EVERY = 10
 RETRY_SECONDS = 0.5
