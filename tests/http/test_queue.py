@@ -373,3 +373,19 @@ async def test_configured_keys_sign_and_rotate(server: Topology, fresh_gateway: 
         msgspec.json.decode(new)["keys"][0]["x"],
         msgspec.json.decode(old)["keys"][0]["x"],
     ]
+
+
+async def test_a_stranger_cannot_use_up_the_limit_of_an_account(server: Topology, fresh_gateway: Any) -> None:
+    trusting = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": '["127.0.0.1"]'}
+    process: GatewayProcess = fresh_gateway(server.url, environment=trusting)
+    admin = httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token})
+    async with admin, httpx2.AsyncClient(base_url=process.url) as anyone:
+        await admin.put("/api/admin/queues/main", json={"capacity": 0})
+        own = (await admin.post("/api/queue/entry", json={"nickname": "Ryan", "userId": "ryan"})).json()
+
+        async def ask(address: str, **headers: str) -> int:
+            headers["X-Forwarded-For"] = address
+            return (await anyone.get("/api/queue/status", params={"userId": "ryan"}, headers=headers)).status_code
+
+        assert {await ask("198.51.100.9") for _ in range(30)} == {403, 429}
+        assert await ask("203.0.113.7", **{"X-Place-Token": own["placeToken"]}) == 200

@@ -314,6 +314,23 @@ async def test_the_checks_of_a_worker_that_died_are_taken_over(store: Store) -> 
         assert loop.time() - begun > 1, "not while the first may still answer"
 
 
+async def test_checks_are_made_in_time_after_the_clock_was_put_back(store: Store) -> None:
+    """Somebody who lives without heartbeats is checked, and nothing else is written."""
+    registry = Registry(store)
+    async with site() as web:
+        checker = Checker(registry, Prober(LOCAL), Alerts())
+        check = check_of(web.port)
+        await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check, ephemeral=False))
+
+        async def checked(times: int) -> bool:
+            await checker.step()
+            return len(web.bodies) >= times
+
+        await eventually(lambda: checked(1))
+        store.step_clock(-3_600_000)
+        await eventually(lambda: checked(4), 20, every=0.05)
+
+
 async def test_a_record_that_changes_does_not_put_off_its_check(store: Store) -> None:
     registry = Registry(store)
     thing = registry.service(NS, "game", "g")

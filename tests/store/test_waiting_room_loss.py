@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import pytest
@@ -203,17 +204,47 @@ async def test_a_deleted_queue_does_not_come_back_by_memory(world: World) -> Non
         await world.room.status("default", "main", "a", trusted=True)
 
 
-async def test_a_queue_whose_end_was_not_heard_of_does_not_come_back_when_its_last_trace_is_gone(world: World) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda room: room.servers("default", "main"),
+        lambda room: room.entry("default", "main", "a", user_id="a", trusted=True),
+        lambda room: room.status("default", "main", "a", trusted=True),
+    ],
+    ids=["servers", "entry", "status"],
+)
+async def test_a_queue_whose_end_was_not_heard_of_does_not_come_back_when_its_last_trace_is_gone(
+    world: World, ask: Callable[[WaitingRoom], Awaitable[object]]
+) -> None:
     """The trace that a queue was deleted lasts a day; a process that missed the notice may remember the queue for longer."""
     other = WaitingRoom(world.store)
     await other.queues.view(world.thing)
     await world.store.write(world.thing, "DEL", world.thing.key("policy"))  # as a deletion does, without the notice
     await world.store.write(world.thing, "HSET", world.thing.key("meta"), "deleted", 1)
     with pytest.raises(QueueUnknown):
-        await other.servers("default", "main")
+        await ask(other)
     await lose_everything(world)
     with pytest.raises(QueueUnknown):
         await other.entry("default", "main", "a", user_id="a", trusted=True)
+
+
+async def test_an_old_place_token_still_says_who_somebody_is_and_brings_no_place_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines may stand for days before a sale: whoever waits longer than a token lasts is still who they are."""
+    await world.configure(capacity=0)
+    room = world.room
+    monkeypatch.setattr("headgate.waiting_room.line.PLACE_SECONDS", -1)
+    account = await room.entry("default", "main", "a", user_id="a", trusted=True)
+    stranger = await room.entry("default", "main", "b")
+    for entry in (account, stranger):
+        status = await room.status("default", "main", entry.user_id, place_token=entry.place_token)
+        assert status.place == entry.place
+    await lose_everything(world)
+    with pytest.raises(QueueReset):
+        await room.status("default", "main", "a", place_token=account.place_token)
+    again = await room.entry("default", "main", "a", user_id="a", place_token=account.place_token)
+    assert again.place > account.place
 
 
 async def test_who_left_does_not_come_back_by_an_old_token(world: World) -> None:

@@ -10,7 +10,17 @@ from msgspec import Meta
 
 from headgate.kit.http import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
-from headgate.waiting_room.model import DEFAULT_QUEUE, Beat, Board, Entry, Reason, Redeemed, Servers, Status
+from headgate.waiting_room.model import (
+    DEFAULT_QUEUE,
+    MOST_SESSIONS,
+    Beat,
+    Board,
+    Entry,
+    Reason,
+    Redeemed,
+    Servers,
+    Status,
+)
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueClosed,
@@ -32,7 +42,7 @@ PLACE_TOKEN: Final = {"X-Place-Token": "the placeToken of the entry, which prove
 
 Id = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
-Seats = Annotated[int, Meta(ge=0, le=1_000_000)]
+Seats = Annotated[int, Meta(ge=0, le=MOST_SESSIONS)]
 
 
 class EntryRequest(Wire):
@@ -104,24 +114,24 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route(
             "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry, prompt=True,
             errors=(QueueUnknown, QueueClosed, QueueFull, QueueReset, Forbidden), limit="entry",
-            user=lambda call: call.body.user_id, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
+            user=lambda call: _counted(call, call.body.user_id), headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
             description="Without userId an anonymous waiter is made, whose userId is their secret. With one, a service token, "
             "the site's proof or the place token is needed. The same user keeps the same place.",
         ),
         route(
             "GET", "/api/queue/status", api.status, "Ask where somebody stands", Access.PUBLIC, query=PersonQuery,
-            answer=Status, errors=LOST, limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN, prompt=True,
+            answer=Status, errors=LOST, limit="status", user=lambda call: _counted(call, call.query.user_id), headers=PLACE_TOKEN, prompt=True,
             description="Asking also says that they are still there.",
         ),
         route(
             "DELETE", "/api/queue/entry", api.leave, "Leave a queue", Access.PUBLIC, query=PersonQuery,
-            errors=(QueueUnknown, Forbidden), limit="status", user=lambda call: call.query.user_id, headers=PLACE_TOKEN,
+            errors=(QueueUnknown, Forbidden), limit="status", user=lambda call: _counted(call, call.query.user_id), headers=PLACE_TOKEN,
             description="Gives up the place, or the ticket and its seat. Leaving twice is fine.",
         ),
         route(
             "GET", "/api/queue/stream", api.stream, "Follow somebody's status", Access.PUBLIC, query=PersonQuery,
-            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=lambda call: call.query.user_id,
-            headers=PLACE_TOKEN, description="Server-Sent Events named `status`, one for each change.",
+            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=lambda call: _counted(call, call.query.user_id),
+            headers=PLACE_TOKEN, description="Server-Sent Events named `status`, one for each change; what ends it otherwise is one named `problem`.",
         ),
         route(
             "GET", "/api/queue/board", api.board, "Look at the line", Access.PUBLIC, query=QueueQuery, answer=Board,
@@ -264,6 +274,11 @@ async def _events(first: Status, rest: AsyncGenerator[Status, None]) -> AsyncIte
 def _trusted(call: Call) -> bool:
     """Tell whether the caller may speak for any account; nearly all who ask are anonymous."""
     return call.caller is not ANONYMOUS and call.caller.may(Access.SERVICE)
+
+
+def _counted(call: Call, user_id: str | None) -> str | None:
+    """Name whose limit a request uses up: a stranger who only names an account does not use up that account's."""
+    return user_id if user_id is None or _trusted(call) else f"{call.client} {user_id}"
 
 
 def _token(call: Call) -> str | None:

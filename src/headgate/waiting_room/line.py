@@ -18,7 +18,7 @@ from headgate.store import Arg, Batch, Seat, Store, Thing, script
 from headgate.waiting_room.memory import Common
 from headgate.waiting_room.metrics import STREAMS
 from headgate.waiting_room.model import Entry, Status
-from headgate.waiting_room.problems import NotInLine, QueueLost
+from headgate.waiting_room.problems import NotInLine, QueueLost, QueueUnknown
 from headgate.waiting_room.queues import Queues, label
 from headgate.waiting_room.signing import PLACE_SECONDS, Place, ProofKeys, SigningKeys
 from headgate.waiting_room.telling import FINAL, Hearer, Wake, place_of, tell
@@ -97,8 +97,8 @@ class Line:
         seat = self._entries.call(thing, *item)
         try:
             reply = cast("bytes", await seat)
-        except QueueLost:
-            seat, reply = await self._kept(thing, lambda: self._entries.call(thing, *item))
+        except QueueUnknown as error:
+            seat, reply = await self._ask_again(thing, error, lambda: self._entries.call(thing, *item))
         common = cast("Common", seat.preface)
         number, account = place_of(reply)
         place = Place(
@@ -122,8 +122,8 @@ class Line:
         seat = self._statuses.call(thing, user_id, claim)
         try:
             reply = cast("bytes", await seat)
-        except QueueLost:
-            seat, reply = await self._kept(thing, lambda: self._statuses.call(thing, user_id, claim))
+        except QueueUnknown as error:
+            seat, reply = await self._ask_again(thing, error, lambda: self._statuses.call(thing, user_id, claim))
         except (NotInLine, UnicodeError):
             member_id(user_id, "userId")  # nearly everybody is found: only who is not may have given what is no id
             raise
@@ -165,8 +165,11 @@ class Line:
         finally:
             self._unwatch(thing, user_id, changed)
 
-    async def _kept(self, thing: Thing, call: Callable[[], Seat]) -> tuple[Seat, bytes]:
+    async def _ask_again(self, thing: Thing, error: QueueUnknown, call: Callable[[], Seat]) -> tuple[Seat, bytes]:
         """Ask again of a queue that the store has lost, once what we remember of it is written back."""
+        if not isinstance(error, QueueLost):
+            self._queues.forget(thing)
+            raise error
 
         async def asked() -> tuple[Seat, bytes]:
             seat = call()
@@ -204,7 +207,9 @@ class Line:
             self._proofs.check(proof, queue=thing.name, user_id=user_id)
         known = trusted or proof is not None
         if place is not None:
-            return Asker(place.sub, nickname or place.name, place.account or known, True, place.place, place.gen)
+            # An old one still says who they are, for whoever waits longer than that; it brings no place back.
+            kept = place.place if place.exp >= time.time() else None
+            return Asker(place.sub, nickname or place.name, place.account or known, True, kept, place.gen)
         if user_id is None:
             raise InvalidRequest("userId is missing.", field="userId")
         return Asker(user_id, nickname, account=known, proven=known)

@@ -211,12 +211,16 @@ class Queues:
             if not await self._write_back(thing):
                 raise QueueUnknown from error
         except QueueUnknown:
-            self._memory.forget(thing)  # it was deleted, and we missed the notice
+            self.forget(thing)
             raise
         try:
             return await call()
         except QueueLost as error:
             raise QueueUnknown from error
+
+    def forget(self, thing: Thing) -> None:
+        """A queue was deleted, and we may have missed the notice: it must not come back by our memory."""
+        self._memory.forget(thing)
 
     def note(self, thing: Thing, generation: int, serving: int) -> Remembered:
         """Take in what an answer said of a queue, and learn its policy if we do not have it."""

@@ -25,4 +25,5 @@ local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 if first[2] then
   reply[1] = math.max(0, math.floor(tonumber(first[2]) - thing.now))
 end
+keep_time(thing)
 return reply

@@ -17,8 +17,9 @@ for _, name in ipairs(names) do
   replies[#replies + 1] = name
   replies[#replies + 1] = redis.call('HGET', stamps, name) or '0'
 end
--- Nothing due is nothing to write, unless TIME was put back: the time since then would not count.
-if #names > 0 or thing.offset > tonumber(thing.saved[3] or 0) then
+if #names > 0 then
   close_thing(thing)
+else
+  keep_time(thing)
 end
 return replies

@@ -24,7 +24,8 @@ local function clear_orphans(queue)
     local server, kind, id = string.match(member, '^([^:]*):(.):(.*)$')
     local owned = redis.call('ZSCORE', owners[kind], id)
     if owned and kind == 'k' then
-      owned = read_user(keys.users, id).server == server -- they may have come back since, and sit elsewhere
+      local owner = read_user(keys.users, id)
+      owned = owner and owner.server == server -- they may have come back since, and sit elsewhere
     end
     if (kind ~= 's' or server == '') and not owned then
       orphans[#orphans + 1] = member
