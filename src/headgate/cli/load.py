@@ -20,7 +20,7 @@ from rich.live import Live
 from headgate.cli import output
 from headgate.cli.crowd.curves import Curve, arrivals
 from headgate.cli.crowd.players import Player, Scene
-from headgate.cli.crowd.record import Behaviour, Figures, Promise, Record
+from headgate.cli.crowd.record import Behaviour, Figures, Promise, Record, duration
 from headgate.cli.crowd.report import report as write_report
 from headgate.cli.crowd.view import plain, view
 from headgate.cli.crowd.wire import Wire, check_address
@@ -249,7 +249,7 @@ def _summarise(figures: Figures, *, json: bool) -> None:
         *([("not done when it ended", f"{figures.unfinished:,}")] if figures.unfinished else []),
         ("wait", f"p50 {figures.wait_p50:.1f} s, p90 {figures.wait_p90:.1f} s, p99 {figures.wait_p99:.1f} s"),
         ("first estimate", _estimate(figures)),
-        ("requests", f"{figures.requests:,}, answered in p50 {figures.answer_p50_ms:.1f} ms, p99 {figures.answer_p99_ms:.1f} ms"),
+        ("requests", f"{figures.requests:,}, answered in p50 {duration(figures.answer_p50_ms)}, p99 {duration(figures.answer_p99_ms)}"),
     ]  # fmt: skip
     rows += [(f"told {code}", f"{count:,} times") for code, count in sorted(figures.refusals.items())]
     for promise, tested in figures.promises.items():

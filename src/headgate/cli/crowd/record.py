@@ -149,3 +149,8 @@ def percentile(ordered: list[float], percent: float) -> float:
     if not ordered:
         return 0.0
     return round(ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))], 2)
+
+
+def duration(ms: float) -> str:
+    """Write how long an answer took, as people say it."""
+    return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"

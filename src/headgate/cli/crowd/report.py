@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from headgate.cli.crowd.charts import Series, chart, histogram
-from headgate.cli.crowd.record import Figures, Record, Sample, percentile
+from headgate.cli.crowd.record import Figures, Record, Sample, duration, percentile
 from headgate.cli.crowd.view import rates
 
 _STYLE: Final = """
@@ -81,7 +81,7 @@ def _tiles(figures: Figures) -> str:
         ("wait, 99 in 100", f"{figures.wait_p99:,.1f} s"),
         ("first estimate off by, half of them", "none" if figures.eta_error_p50 is None else f"{figures.eta_error_p50:,.1f} s"),
         ("requests", f"{figures.requests:,}"),
-        ("answer, 99 in 100", f"{figures.answer_p99_ms:,.1f} ms"),
+        ("answer, 99 in 100", duration(figures.answer_p99_ms)),
     ]  # fmt: skip
     cells = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in tiles
