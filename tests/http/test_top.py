@@ -203,4 +203,6 @@ def test_a_narrow_terminal_shows_names_and_whole_words(gateway_process: GatewayP
         assert "capacity" not in view.text()  # what does not fit is left out
     listing = [sys.executable, "-m", "headgate", "queue", "list", "--namespace", namespace]
     with terminal(listing, settings, columns=40) as view:
-        wait_until(lambda: view.shows("main", "sessions", "capacity", "per second"), 30, "a row is a block of lines")
+        wait_until(
+            lambda: view.shows("main", "sessions", "kept", "capacity", "a second"), 30, "a row is a block of lines"
+        )

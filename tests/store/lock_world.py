@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import REGISTRY
 
+from headgate.kit import metrics
 from headgate.locks import Locks
 from headgate.store import StoreSettings, open_store
 from headgate.store.metrics import SCRIPT_SECONDS
@@ -54,6 +55,7 @@ def metric(name: str) -> float:
 
 def asked() -> float:
     """How often this process has asked for a lock."""
+    metrics.flush()
     return sum(
         sample.value
         for family in SCRIPT_SECONDS.collect()

@@ -110,6 +110,7 @@ def test_no_order_of_steps_lets_time_leap_unnoticed(server: Topology) -> None:
     [
         pytest.param([("step", -3_600_000), ("visit", 0), ("step", 3_600_000), ("visit", 0)], id="put-right"),
         pytest.param([("step", -3_600_000), ("visit", 0), ("step", 3_500_000), ("visit", 0)], id="put-nearly-right"),
+        pytest.param([("step", -3000), ("visit", 0), ("step", 6000), ("visit", 0)], id="a-little-back-and-more-on"),
         pytest.param(
             [("wait", 3_700_000), ("step", -3_600_000), ("look", 1), ("visit", 1), ("step", 3_600_000), ("visit", 0)],
             id="seen-by-another",

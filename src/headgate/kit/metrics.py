@@ -62,6 +62,7 @@ _OWNER = ".owner"
 _NEW_SECONDS = 60.0
 _owned: list[IO[bytes]] = []
 _collectors: list[Collector] = []
+_sums: list[Sums] = []
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
@@ -82,7 +83,8 @@ def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequ
 class Sums:
     """A distribution on a hot path: values are counted in plain numbers and added to the shared ones a little later.
 
-    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
+    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself. One
+    lasts as long as its process, as every metric does.
     """
 
     __slots__ = ("_bounds", "_counts", "_due_in", "_shared", "_sum")
@@ -93,6 +95,7 @@ class Sums:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
         self._due_in: asyncio.AbstractEventLoop | None = None
+        _sums.append(self)
 
     def count(self, value: float) -> None:
         """Count a value until the next flush."""
@@ -110,6 +113,8 @@ class Sums:
     def flush(self) -> None:
         """Add what was counted to the shared numbers."""
         self._due_in = None
+        if not any(self._counts):
+            return
         counts, self._counts = self._counts, [0] * len(self._counts)
         total, self._sum = self._sum, 0.0
         # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
@@ -140,8 +145,15 @@ def share(directory: Path | None = None) -> Path:
     return made
 
 
+def flush() -> None:
+    """Add everything that was counted in this process to the shared numbers."""
+    for sums in _sums:
+        sums.flush()
+
+
 def exposition() -> bytes:
     """Give all metrics in Prometheus' text format."""
+    flush()
     shared = os.environ.get(DIRECTORY)
     if not shared:
         return generate_latest(REGISTRY) + _looked_up()

@@ -50,7 +50,8 @@ local function open_thing(meta, context, lease_ms, saved)
   thing.us = raw_us + thing.offset * 1000
 
   step, expected = tonumber(step), tonumber(expected)
-  if seen - raw > STEP_MS or expected - raw > STEP_MS or step < 0 and raw + step < SETTLED_MS then
+  -- However little it was put back: with the offset that makes up for it, the next step forward is that much longer.
+  if seen > raw or expected - raw > STEP_MS or step < 0 and raw + step < SETTLED_MS then
     thing.turned = raw
   end
   local ahead = expected > 0 and raw - expected > STEP_MS
