@@ -52,7 +52,7 @@ class NumbersMachine(RuleBasedStateMachine):
         """A number that nobody got is gone; the next is another."""
         keys = [self.thing.key("meta")]
         link = self.store.route.ready(0)
-        context = link.context() if link is not None else "? 0 0"
+        context = link.context() if link is not None else "? 0 0 0"
         self.node.admin.eval(NUMBER.source, 1, *keys, context, "1000")
 
     @rule(data=st.data())

@@ -25,7 +25,6 @@ CONNECT_SECONDS: Final = 2.0
 BEAT_SECONDS: Final = 2.0
 TICK_SECONDS: Final = 0.05
 STEP_MS: Final = 5000
-SETTLED_MS: Final = 10_000
 LARGE: Final = 1024
 
 
@@ -56,14 +55,19 @@ class LinkTimeout(LinkLost):
 
 
 class NodeClock:
-    """What a node's clock should say, by our own monotonic clock; remembers when it last stepped (negative: back)."""
+    """What a node's clock should say, by our own monotonic clock; remembers when it last stepped forward and back.
 
-    __slots__ = ("_base_ms", "_monotonic", "step_ms")
+    A step forward that is undone by less than it was is still one, and its moment is told in the terms of the clock as it is now.
+    """
+
+    __slots__ = ("_base_ms", "_leapt_ms", "_monotonic", "step_ms", "turned_ms")
 
     def __init__(self) -> None:
         self._base_ms = 0.0
         self._monotonic = 0.0
+        self._leapt_ms = 0.0
         self.step_ms = 0
+        self.turned_ms = 0
 
     def expect(self, monotonic: float) -> int:
         """Give the time we expect there now; 0 while we know nothing."""
@@ -72,13 +76,18 @@ class NodeClock:
     def learn(self, time_ms: float, monotonic: float) -> None:
         """Take a reading of the node's clock."""
         expected = self.expect(monotonic)
-        if expected and time_ms - expected > STEP_MS:
-            self.step_ms = int(time_ms)
-        elif expected - time_ms > STEP_MS:
-            self.step_ms = -int(time_ms)  # it was put back: what it said of a step is no time of this clock any more
-        elif self.step_ms < 0 and time_ms + self.step_ms > SETTLED_MS:
-            self.step_ms = 0  # by now everybody has seen that
+        leapt = time_ms - expected if expected else 0.0
+        if leapt > STEP_MS:
+            self.step_ms, self._leapt_ms = int(time_ms), self._leapt_ms + leapt
+        elif leapt < -STEP_MS:
+            self.turned_ms, self._leapt_ms = int(time_ms), max(0.0, self._leapt_ms + leapt)
+            self.step_ms = max(0, int(self.step_ms + leapt)) if self._leapt_ms > STEP_MS else 0
         self._base_ms, self._monotonic = time_ms, monotonic
+
+    def told(self, monotonic: float, advance_ms: int = 0) -> str:
+        """Say what to expect of this clock, and what it did, as scripts read it."""
+        expected = self.expect(monotonic)
+        return f"{expected + advance_ms if expected else 0} {self.step_ms} {self.turned_ms}"
 
 
 class Link(asyncio.Protocol):
@@ -161,8 +170,7 @@ class Link(asyncio.Protocol):
 
     def context(self, advance_ms: int = 0) -> str:
         """Say which history this node has and what time we expect there; the first argument of most scripts."""
-        expected = self.clock.expect(self._loop.time())
-        return f"{self.replication_id} {expected + advance_ms if expected else 0} {self.clock.step_ms}"
+        return f"{self.replication_id} {self.clock.told(self._loop.time(), advance_ms)}"
 
     def time(self) -> float:
         """Read the monotonic clock this link goes by."""

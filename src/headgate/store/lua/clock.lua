@@ -34,7 +34,7 @@ local function doubtful(thing, seen)
 end
 
 local function open_thing(meta, context, lease_ms, saved)
-  local replid, expected, step = string.match(context, '^(%S+) (%d+) (-?%d+)$')
+  local replid, expected, step, turned = string.match(context, '^(%S+) (%d+) (%d+) (%d+)$')
   saved = saved or redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
   local raw, raw_us = server_time()
   local thing = {
@@ -49,16 +49,17 @@ local function open_thing(meta, context, lease_ms, saved)
   thing.now = raw + thing.offset
   thing.us = raw_us + thing.offset * 1000
 
-  step, expected = tonumber(step), tonumber(expected)
+  step, expected, turned = tonumber(step), tonumber(expected), tonumber(turned)
   -- However little it was put back: with the offset that makes up for it, the next step forward is that much longer.
-  if seen > raw or expected - raw > STEP_MS or step < 0 and raw + step < SETTLED_MS then
+  if seen > raw or expected - raw > STEP_MS or turned > 0 and raw - turned < SETTLED_MS then
     thing.turned = raw
   end
   local ahead = expected > 0 and raw - expected > STEP_MS
+  local undone = step > raw -- the clock was put back since, perhaps by less than it had stepped
   if ahead then
     step = raw
-  elseif step < 0 or step > raw then
-    step = 0 -- the clock was put back since
+  elseif undone then
+    step = 0
   end
   if not saved[1] then
     thing.state, thing.step = 'new', step
@@ -70,7 +71,7 @@ local function open_thing(meta, context, lease_ms, saved)
       thing.hold = math.max(thing.hold, thing.now + (lease_ms or 0))
     end
     -- Several callers report one step, each when it looked. One that came after the last visit is nobody's yet.
-    local leapt = raw - seen > STEP_MS and (ahead or doubtful(thing, seen))
+    local leapt = raw - seen > STEP_MS and (doubtful(thing, seen) or ahead or undone)
     step = leapt and raw or step
     if leapt or step > thing.step + (ahead and SAME_STEP_MS or STEP_MS) then
       thing.step, thing.hold = step, math.max(thing.hold, thing.now + (lease_ms or 0))
