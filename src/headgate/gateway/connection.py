@@ -19,7 +19,7 @@ import httptools
 
 from headgate.gateway.answering import problem
 from headgate.gateway.exchange import Exchange, Heads
-from headgate.gateway.heads import MOST_BYTES, Head, KnownHeads, first_line
+from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, Head, KnownHeads, first_line
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
 MOST_HEADER_BYTES: Final = 65_536
@@ -29,6 +29,7 @@ HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
 CHANCES: Final = 4
+MOST_UNSENT: Final = 65_536
 
 _METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", "DELETE")}
 
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_answering", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers", "_house",
-        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused",
+        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving",
         "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
@@ -119,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()
         self._refused: HeadgateError | None = None
         self._reads = True
+        self._serving = False
         self._lingering = False
         self._drains: list[asyncio.Future[None]] = []
 
@@ -171,8 +173,10 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEADER_BYTES:
                 self._refuse(HeadTooLarge())
-        if fresh and self._between and self._plain is not None and self._chances:
-            self._remember(data, self._plain.head)
+        if self._plain is not None and self._between:
+            plain, self._plain = self._plain, None
+            if fresh and self._chances:
+                self._remember(data, plain.head)
         if self._unserved is not None:
             # Not from within the parser: an answer may be out at once, and close the connection.
             exchange, self._unserved = self._unserved, None
@@ -270,6 +274,8 @@ class Connection(asyncio.Protocol):
         """
         if self._unsent:
             self._unsent += data
+            if len(self._unsent) > MOST_UNSENT:
+                self.flush()  # whoever asks for much at once is slowed down by what they do not take
         else:
             self._unsent = data
             self._house.flush_later(self)
@@ -337,7 +343,9 @@ class Connection(asyncio.Protocol):
         """Keep the headers of a request that came alone and whole."""
         line = first_line(data)
         ends = data.find(b"\r\n\r\n") + 4
-        if line is not None and len(data) - ends == head.length and ends - line.end() <= MOST_BYTES:
+        if line is None or len(data) - ends != head.length:
+            return
+        if ends - line.end() <= MOST_BYTES and len(head.pairs) <= MOST_HEADERS:
             self._block, self._head = data[line.end() : ends], head
             self._house.known.add(self._block, head)
             self._chances -= 1  # a proxy's connection brings others' headers each time
@@ -368,13 +376,17 @@ class Connection(asyncio.Protocol):
         return True
 
     def _next(self) -> None:
-        if self._answering is not None or self.full:
+        """Serve what has queued up. A request that is answered at once comes by here again, and leaves the next to us."""
+        if self._serving:
             return
-        if self._queue:
+        self._serving = True
+        while self._queue and self._answering is None and not self.full:
             self._answering = self._queue.popleft()
             self._house.serve(self._answering)
+        self._serving = False
+        if self._queue or self._answering is not None or self.full or self._refused is None:
             self.go_on_reading()
-        elif self._refused is not None:
+        elif not self._lingering and not self._transport.is_closing():
             self._say_refused(self._refused)
 
     def _no_upgrade(self) -> None:
@@ -412,6 +424,7 @@ class Connection(asyncio.Protocol):
     def _close(self, *, complete: bool) -> None:
         """Close once all is sent. Of a request that still arrives the rest is read first: its reset would take the answer along."""
         self.flush()
+        self._queue.clear()
         if complete:
             self._transport.close()
             return

@@ -14,6 +14,8 @@ Pairs = list[tuple[bytes, bytes]]
 
 MOST_BYTES: Final = 4096
 MOST_BLOCKS: Final = 512
+# Many short headers take fifty times the memory of their bytes.
+MOST_HEADERS: Final = 64
 
 # These methods, and targets that no two readers understand differently.
 first_line: Final = re.compile(rb"(GET|POST|PUT|DELETE) (/[!\"$->@-~]*)(?:\?([!\"$-~]*))? HTTP/1\.1\r\n").match
