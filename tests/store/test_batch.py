@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import cast
 
 import anyio
 import pytest
 import uvloop
+from structlog.contextvars import bound_contextvars, get_contextvars
 
 from headgate.kit.problems import HeadgateError, RateLimited, StoreUnavailable
-from headgate.store import Batch, Store, StoreSettings, Thing, open_store
+from headgate.store import Batch, Seat, Store, StoreSettings, Thing, open_store
 from headgate.store.errors import ScriptFailed
 from headgate.store.link import Reply
 from tests.store.scripts import ECHO
@@ -179,6 +181,129 @@ async def test_nothing_is_kept_for_things_that_nobody_calls(batch: Batch, store:
     await asyncio.gather(*(call(n) for n in range(100)), return_exceptions=True)
     await asyncio.sleep(0)
     assert batch._lanes == {}
+
+
+async def test_a_reply_is_handed_out_in_the_moment_it_is_there_and_without_a_task(
+    batch: Batch, store: Store, thing: Thing
+) -> None:
+    await batch.call(thing, "first")
+    seat = batch.call(thing, "one")
+    inside: list[bool] = []
+    seat.directly = lambda done: inside.append(asyncio.current_task() is None and done.result() == [b"hello", b"one"])
+    tasks = asyncio.all_tasks()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks
+    await seat
+    assert inside == [True]
+    assert seat.directly is None
+
+
+async def test_who_is_handed_a_reply_may_call_again_at_once(batch: Batch, thing: Thing) -> None:
+    await batch.call(thing, "first")
+    more: list[Seat] = []
+    seats = [batch.call(thing, f"{n}") for n in range(25)]
+    for seat in seats:
+        seat.directly = lambda _: more.append(batch.call(thing, "again"))
+    await asyncio.gather(*seats)
+    assert await asyncio.gather(*more) == [[b"hello", b"again"]] * 25
+
+
+@pytest.mark.topology("standalone")
+async def test_a_call_that_was_sent_before_its_script_was_forgotten_is_sent_again(
+    server: Standalone, batch: Batch, store: Store, thing: Thing
+) -> None:
+    await batch.call(thing, "first")
+    await store.route._links[store.address.nodes[0]].send(("SCRIPT", "FLUSH"), asyncio.get_running_loop().time() + 5)
+    assert await asyncio.gather(*(batch.call(thing, f"{n}") for n in range(5))) == [
+        [b"hello", f"{n}".encode()] for n in range(5)
+    ]
+    assert await store.read(thing, "HGETALL", thing.key("items")) == [
+        part for item in (b"first", b"0", b"1", b"2", b"3", b"4") for part in (item, b"1")
+    ]
+
+
+async def test_a_mistake_of_ours_before_departure_is_told_and_keeps_nobody_from_going(
+    store: Store, thing: Thing
+) -> None:
+    mistaken = False
+
+    def shared(thing: Thing) -> tuple[str, ...]:
+        if mistaken:
+            raise IndexError("not there")
+        return (GREETING,)
+
+    batch = Batch(store, ECHO, shared=shared, most=2)
+    await batch.call(thing, "first")
+    for flying in (False, True):
+        seats = [batch.call(thing, "one") for _ in range(8)]
+        if flying:
+            await asyncio.sleep(0)
+        mistaken = True
+        async with asyncio.timeout(5):
+            told = await asyncio.gather(*seats, return_exceptions=True)
+        assert isinstance(told[-1], IndexError)
+        mistaken = False
+        assert await batch.call(thing, "after") == [b"hello", b"after"]
+
+
+async def test_what_a_script_says_to_all_is_read_once_and_found_by_each(store: Store, thing: Thing) -> None:
+    read: list[Reply] = []
+
+    def preface(_: Thing, said: Reply) -> int:
+        read.append(said)
+        return len(read)
+
+    # The first item's reply stands for the preface here: the script sees one more than there are callers.
+    batch = Batch(store, ECHO, shared=lambda thing: (GREETING, "all"), preface=preface)
+    for turn in (1, 2):
+        seats = [batch.call(thing, f"{n}") for n in range(3)]
+        assert await asyncio.gather(*seats) == [[b"hello", f"{n}".encode()] for n in range(3)]
+        assert [seat.preface for seat in seats] == [turn] * 3
+    assert read == [[b"hello", b"all"]] * 2
+
+
+@pytest.mark.topology("standalone")
+async def test_whoever_waits_when_the_store_is_closed_is_told(server: Standalone, prefix: str) -> None:
+    async with FaultyProxy(server.node.port) as proxy:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+            batch = Batch(store, ECHO, shared=lambda thing: (GREETING,), most=2)
+            thing = store.thing("t", "default", "x")
+            await batch.call(thing, "first")
+            proxy.hold()
+            seats = [batch.call(thing, f"{n}") for n in range(10)]
+            told: list[bool] = []
+            for seat in seats:
+                seat.directly = lambda done: told.append(done.cancelled())
+            await asyncio.sleep(0.01)
+        assert told == [True] * 10
+        assert not store.errands._tasks
+        assert batch._lanes == {}
+
+
+async def test_replies_are_handed_out_in_nobodys_context(batch: Batch, store: Store, thing: Thing) -> None:
+    """A link outlives the request for which it was opened, and so must not name it in the log lines of others."""
+    await batch.call(thing, "first")
+    for link in store.route._links.values():
+        link.close()
+    with bound_contextvars(trace_id="of who opened the link"):
+        await batch.call(thing, "second")
+    seen: list[dict[str, object]] = []
+    seat = batch.call(thing, "third")
+    seat.directly = lambda _: seen.append(get_contextvars())
+    await seat
+    assert seen == [{}]
+
+
+async def test_calls_leave_nothing_to_the_garbage_collector(batch: Batch, thing: Thing) -> None:
+    await batch.call(thing, "first")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await asyncio.gather(*(batch.call(thing, f"{n}") for n in range(20)))
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
 
 
 def test_problems_can_be_copied_with_all_they_say() -> None:

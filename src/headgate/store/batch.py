@@ -17,7 +17,7 @@ from headgate.store import metrics
 from headgate.store.awaited import Awaited
 from headgate.store.errors import ScriptFailed, as_problem
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, LinkLost, Reply, ServerError
+from headgate.store.link import Arg, Reply, ServerError
 from headgate.store.script import Script
 from headgate.store.store import Begun, Store
 
@@ -107,17 +107,17 @@ class Batch:
         metrics.batch_size(self._script.name).observe(len(crew))
         try:
             begun = self._store.begin(self._script, thing, self._arguments(thing, crew), _limit(crew))
-        except (TypeError, UnicodeError, LinkLost):
-            begun = None  # the task will find out who asked for what cannot be sent
+        except Exception:  # noqa: BLE001 -- the task comes by it again, finds out whose it is and tells them
+            begun = None
         if begun is None:
-            self._store.errands.start(self._fly(thing, lane, crew))
+            self._start(thing, lane, crew)
         else:
             begun.reply.directly = partial(self._landed, thing, lane, crew, begun)
 
     def _landed(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun, reply: Awaited) -> None:
         replies = None if reply.cancelled() or reply.exception() is not None else reply.result()
         if not self._fits(replies, crew):
-            self._store.errands.start(self._fly(thing, lane, crew, begun))
+            self._start(thing, lane, crew, begun)
             return
         metrics.script_seconds(self._script.name, "ok").observe(self._loop.time() - begun.started)
         try:
@@ -127,18 +127,22 @@ class Batch:
                 _fail(seat, error)
         self._make_room(thing, lane, crew)
 
-    async def _fly(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun | None = None) -> None:
+    def _start(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun | None = None) -> None:
+        task = self._store.errands.start(self._fly(thing, crew, begun))
+        task.add_done_callback(partial(self._flown, thing, lane, crew))
+
+    async def _fly(self, thing: Thing, crew: list[Seat], begun: Begun | None = None) -> None:
         try:
             await self._deliver(thing, crew, begun)
-        except asyncio.CancelledError:
-            for seat in crew:
-                seat.drop()
-            raise
         except Exception as error:  # noqa: BLE001 -- a defect of ours: its callers must hear of it, and none may hang
             for seat in crew:
                 _fail(seat, error)
-        finally:
-            self._make_room(thing, lane, crew)
+
+    def _flown(self, thing: Thing, lane: _Lane, crew: list[Seat], task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # perhaps before its first step, so it could not say so itself
+            for seat in crew:
+                seat.drop()
+        self._make_room(thing, lane, crew)
 
     def _make_room(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:
         """A call is over: whoever gathered meanwhile may go."""

@@ -10,6 +10,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextvars import Context
 from typing import Final, cast
 
 from headgate.store.address import Address, Endpoint, Kind
@@ -82,7 +83,8 @@ class Route(ABC):
             return link
         opening = self._opening.get(endpoint)
         if opening is None:
-            opening = self._errands.start(self._open(endpoint))
+            # In a context of nobody's: replies are handed out in the link's, and log lines must not name who opened it.
+            opening = self._errands.start(self._open(endpoint), Context())
             self._opening[endpoint] = opening
             opening.add_done_callback(lambda done: self._opened(endpoint, done))
         # A shared attempt must outlive the callers who happen to wait for it.
