@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from headgate.kit import metrics
+from tests.topology import eventually
 
 _CHILD = """
 import sys
@@ -168,3 +169,50 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_lives_stays(
     assert not orphan.exists()
     assert kept.exists()
     assert stranger.exists()
+
+
+_COUNTS = """
+import asyncio, pathlib, sys
+from headgate.kit import metrics
+metrics.share(pathlib.Path(sys.argv[1]))
+sums = metrics.Sums(metrics.histogram("headgate_steps_seconds", "steps", buckets=(0.1, 1)), (0.1, 1))
+async def observe():
+    sums.observe(0.1); sums.observe(0.5); sums.observe(5)
+asyncio.run(observe())  # a loop that ends before its timer
+asyncio.run(observe())
+if sys.argv[2] == "show":
+    print(metrics.exposition().decode())
+"""
+
+
+@pytest.mark.parametrize("asked", ["show", "later"])
+def test_what_was_counted_in_a_loop_that_ended_is_shown_and_outlives_its_process(tmp_path: Path, asked: str) -> None:
+    command = [sys.executable, "-c", _COUNTS, str(tmp_path), asked]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    if asked == "later":
+        shown = subprocess.run(
+            [sys.executable, "-c", _EXPOSES, str(tmp_path)], check=True, capture_output=True, text=True
+        ).stdout
+    assert 'headgate_steps_seconds_bucket{le="0.1"} 2.0' in shown
+    assert 'headgate_steps_seconds_bucket{le="1.0"} 4.0' in shown
+    assert 'headgate_steps_seconds_bucket{le="+Inf"} 6.0' in shown
+    assert "headgate_steps_seconds_sum 11.2" in shown
+
+
+_EXPOSES = """
+import pathlib, sys
+from headgate.kit import metrics
+metrics.share(pathlib.Path(sys.argv[1]))
+print(metrics.exposition().decode())
+"""
+
+
+@pytest.mark.anyio
+async def test_sums_are_added_to_the_shared_numbers_by_themselves() -> None:
+    shared = metrics.histogram("headgate_soon_seconds", "soon", buckets=(0.1, 1))
+    sums = metrics.Sums(shared, (0.1, 1))
+    for value in (0.1, 0.1001, 1, 2):
+        sums.observe(value)
+    assert shared._sum.get() == 0
+    await eventually(lambda: shared._sum.get() == pytest.approx(3.2001), 5, "they are added")
+    assert [bucket.get() for bucket in shared._buckets] == [1, 2, 1]

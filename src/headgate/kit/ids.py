@@ -72,11 +72,17 @@ def new_ulid() -> str:
 def new_uuid() -> str:
     """Make an id that nobody can guess."""
     # As uuid.uuid4 does it, at a fraction of the cost: every entry of the waiting room makes one.
-    if not _random:
-        drawn = os.urandom(16 * DRAWN_TOGETHER).hex()
-        _random.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
-    text = _random.pop()
+    try:
+        text = _random.pop()  # not after a look whether there is one: another thread may take the last
+    except IndexError:
+        text, *more = _drawn()
+        _random.extend(more)
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_UUID_VARIANT[text[16]]}{text[17:20]}-{text[20:]}"
+
+
+def _drawn() -> list[str]:
+    drawn = os.urandom(16 * DRAWN_TOGETHER).hex()
+    return [drawn[at : at + 32] for at in range(0, len(drawn), 32)]
 
 
 def _matched(pattern: re.Pattern[str], value: str, field: str, rule: str) -> str:

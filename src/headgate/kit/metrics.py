@@ -10,6 +10,7 @@ go back and files do not pile up however often a worker is started again.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import os
 import shutil
@@ -62,7 +63,7 @@ _OWNER = ".owner"
 _NEW_SECONDS = 60.0
 _owned: list[IO[bytes]] = []
 _collectors: list[Collector] = []
-_sums: list[Sums] = []
+_unflushed: set[Sums] = set()
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
@@ -83,8 +84,7 @@ def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequ
 class Sums:
     """A distribution on a hot path: values are counted in plain numbers and added to the shared ones a little later.
 
-    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself. One
-    lasts as long as its process, as every metric does.
+    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
     """
 
     __slots__ = ("_bounds", "_counts", "_due_in", "_shared", "_sum")
@@ -95,7 +95,6 @@ class Sums:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
         self._due_in: asyncio.AbstractEventLoop | None = None
-        _sums.append(self)
 
     def count(self, value: float) -> None:
         """Count a value until the next flush."""
@@ -108,13 +107,13 @@ class Sums:
         loop = asyncio.get_running_loop()
         if self._due_in is not loop:
             self._due_in = loop
+            _unflushed.add(self)
             loop.call_later(SOON_SECONDS, self.flush)
 
     def flush(self) -> None:
         """Add what was counted to the shared numbers."""
         self._due_in = None
-        if not any(self._counts):
-            return
+        _unflushed.discard(self)
         counts, self._counts = self._counts, [0] * len(self._counts)
         total, self._sum = self._sum, 0.0
         # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
@@ -122,6 +121,13 @@ class Sums:
         for index, number in enumerate(counts):
             if number:
                 self._shared._buckets[index].inc(number)
+
+
+@atexit.register
+def flush() -> None:
+    """Add what was counted everywhere in this process to the shared numbers; no loop is left to do it at its end."""
+    for sums in tuple(_unflushed):
+        sums.flush()
 
 
 def collect(source: Callable[[], Iterable[Metric]]) -> None:
@@ -143,12 +149,6 @@ def share(directory: Path | None = None) -> Path:
     if values.ValueClass is values.MutexValue:  # the library looked at the environment when it was imported
         values.ValueClass = values.MultiProcessValue(_this_process)  # type: ignore[no-untyped-call]
     return made
-
-
-def flush() -> None:
-    """Add everything that was counted in this process to the shared numbers."""
-    for sums in _sums:
-        sums.flush()
 
 
 def exposition() -> bytes:
