@@ -47,7 +47,10 @@ class QueryReader:
         names = {field.encode_name for field in fields}
         self._takes_namespace = namespaced and NAMESPACE not in names
         self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
-        self._words = {field.encode_name.encode(): word for field in fields if (word := _word(field)) is not None}
+        self._words: dict[bytes, tuple[str, bytes, int]] = {}
+        if not hasattr(kind, "__post_init__"):
+            words = ((field.encode_name.encode(), _word(field)) for field in fields if field.encode_name != NAMESPACE)
+            self._words = {name: word for name, word in words if word is not None}
         # What no query at all gives: always the same, unless a field is needed or could be changed.
         self._nothing: msgspec.Struct | None = None
         if kind is not None and not self._lists and not any(field.required for field in fields):
@@ -237,6 +240,8 @@ def _word(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
     if form is None or kind.min_length is not None or kind.max_length is not None:
         return None
     sign = re.compile(form["sign"])
+    if sign.fullmatch("%") or sign.fullmatch("+"):
+        return None  # in a query these stand for others
     return field.name, bytes(code for code in range(128) if sign.fullmatch(chr(code))), int(form["most"])
 
 
