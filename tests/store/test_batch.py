@@ -213,7 +213,7 @@ async def test_a_call_that_was_sent_before_its_script_was_forgotten_is_sent_agai
     server: Standalone, batch: Batch, store: Store, thing: Thing
 ) -> None:
     await batch.call(thing, "first")
-    await store.route._links[store.address.nodes[0]].send(("SCRIPT", "FLUSH"), asyncio.get_running_loop().time() + 5)
+    server.node.command("SCRIPT", "FLUSH")
     assert await asyncio.gather(*(batch.call(thing, f"{n}") for n in range(5))) == [
         [b"hello", f"{n}".encode()] for n in range(5)
     ]
