@@ -59,23 +59,22 @@ while called < wanted and budget > 0 do
     break
   end
   local records = redis.call('HMGET', users, unpack(front))
+  -- All of them leave the line, whatever becomes of each; together, since finding each in a long line is what costs.
+  redis.call('ZREMRANGEBYRANK', waiting, 0, #front - 1)
   queue.together = {}
   for i, id in ipairs(front) do
     local user = unpack_user(id, records[i])
     budget = budget - 1
-    if not user or user.state ~= 'W' then
-      together(queue, 'ZREM', waiting, id)
-    elseif (queue.seconds - user.seen) * 1000 > queue.grace_ms then
-      together(queue, 'ZREM', waiting, id)
+    local waits = user and user.state == 'W'
+    if waits and (queue.seconds - user.seen) * 1000 > queue.grace_ms then
       together(queue, 'ZADD', away, text_of(queue.time + queue.keep_ms), id)
       user.state = 'Y'
       together(queue, 'HSET', users, id, pack_user(user))
       queue.serving = math.max(queue.serving, user.place)
       queue.changed[#queue.changed + 1] = id
       count(queue, 'away', 1)
-    else
+    elseif waits then
       local predicted = user.eta
-      together(queue, 'ZREM', waiting, id)
       give_ticket(queue, user, pick().id, new_ticket())
       called = called + 1
       queue.serving = math.max(queue.serving, user.place)
