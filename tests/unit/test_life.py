@@ -10,9 +10,11 @@ from time import monotonic
 
 import httpx2
 import pytest
+import structlog
 
 from headgate.kit.life import Job, Life, run_jobs
 from headgate.kit.operations import serve_operations
+from headgate.kit.problems import StoreUnavailable
 
 _PROCESS = """
 import asyncio, sys
@@ -88,6 +90,28 @@ async def test_a_failed_step_neither_ends_its_job_nor_the_others() -> None:
     async with asyncio.timeout(10):
         await run_jobs([Job("stumble", stumble, 0.01), Job("walk", walk, 0.01)], quiet)
     assert steps.count("stumble") >= 3
+
+
+@pytest.mark.parametrize("defect", [False, True])
+async def test_an_outage_is_told_in_a_sentence_and_a_defect_with_its_trace(defect: bool) -> None:
+    quiet = asyncio.Event()
+
+    async def fail() -> None:
+        raise StoreUnavailable("The store is away.")
+
+    async def work() -> None:
+        quiet.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await asyncio.sleep(0)
+            if defect:
+                raise KeyError("of ours")
+
+    with structlog.testing.capture_logs() as lines:
+        await run_jobs([Job("work", work, 0.001)], quiet)
+    (line,) = [line for line in lines if line["event"] == "job failed"]
+    assert bool(line.get("exc_info")) is defect
+    assert line.get("error") == (None if defect else "The store is away.")
 
 
 async def test_a_lifelong_job_is_cancelled_when_quiet_and_started_again_when_it_fails() -> None:

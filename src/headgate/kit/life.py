@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from headgate.kit import logs, metrics, traces
+from headgate.kit.problems import HeadgateError
 
 STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
@@ -119,13 +120,25 @@ async def _step(job: Job) -> None:
     try:
         with traces.span(f"job {job.name}"):
             await job.run()
-    except Exception:  # the top of a worker's loop: one bad step must not end the others
+    except Exception as error:  # the top of a worker's loop: one bad step must not end the others
         _STEPS.labels(job.name, "failed").inc()
-        log.exception("job failed", job=job.name)
+        refusal = _refusal(error)
+        if refusal is None:
+            log.exception("job failed", job=job.name)
+        else:  # such as an outage of the store, of which a traceback says nothing
+            log.warning("job failed", job=job.name, error=refusal.detail)
     else:
         _STEPS.labels(job.name, "done").inc()
     finally:
         _STEP_SECONDS.labels(job.name).observe(monotonic() - started)
+
+
+def _refusal(error: Exception) -> HeadgateError | None:
+    """Give the refusal that a step failed of, alone or in several places at once; None if it was something else."""
+    if isinstance(error, ExceptionGroup):
+        found = [_refusal(one) for one in error.exceptions]
+        return None if None in found else found[0]
+    return error if isinstance(error, HeadgateError) else None
 
 
 async def _pause(quiet: asyncio.Event, seconds: float) -> None:
