@@ -81,7 +81,7 @@ class QueryReader:
         return made, namespace
 
     def _read_words(self, query: bytes) -> Any:
-        """Read a query of nothing but names and ids, as most are, at a third of the cost; None if there is more to it."""
+        """Read a query of nothing but names and ids, as most are, at less cost; None if there is more to it."""
         values = {}
         for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")

@@ -84,7 +84,7 @@ def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequ
 class Sums:
     """A distribution on a hot path: values are counted in plain numbers and added to the shared ones a little later.
 
-    That costs a tenth. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
+    That costs less. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
     """
 
     __slots__ = ("_bounds", "_counts", "_due_in", "_shared", "_sum")

@@ -104,9 +104,7 @@ class Http:
         except UnicodeEncodeError as error:
             raise NotText from error
         except httpx2.RequestError as error:
-            raise GatewayUnavailable(
-                f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
-            ) from error
+            raise GatewayUnavailable(f"{self.url} cannot be reached: {_words(error)}.") from error
         if response.status_code >= 400:
             raise problem_of(response.status_code, response.content)
         return response
@@ -127,9 +125,7 @@ class Http:
                 method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
             )
         except httpx2.RequestError as error:
-            raise GatewayUnavailable(
-                f"{self.url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
-            ) from error
+            raise GatewayUnavailable(f"{self.url} cannot be reached: {_words(error)}.") from error
 
     @asynccontextmanager
     async def events(
@@ -147,9 +143,7 @@ class Http:
         except UnicodeEncodeError as error:
             raise NotText from error
         except httpx2.RequestError as error:
-            raise GatewayUnavailable(
-                f"The stream from {self.url} broke: {str(error).rstrip('.') or type(error).__name__}."
-            ) from error
+            raise GatewayUnavailable(f"The stream from {self.url} broke: {_words(error)}.") from error
 
 
 def problem_of(status: int, content: bytes) -> HeadgateError:
@@ -174,3 +168,7 @@ def _present(query: Query | None) -> dict[str, str | list[str]]:
         elif value is not None:
             found[name] = str(value)
     return found
+
+
+def _words(error: httpx2.RequestError) -> str:
+    return str(error).rstrip(".") or type(error).__name__

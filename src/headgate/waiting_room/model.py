@@ -207,7 +207,7 @@ def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free
         base += 20 * behind
     if eta is not None:
         base = min(base, max(NEAR_POLL_MS, eta.low * 500))
-    # Everybody who asks comes by here, and comparing costs a fifth of min() and max().
+    # Everybody who asks comes by here, and comparing costs less than min() and max().
     most = grace_seconds * 400
     if most > MOST_POLL_MS:
         most = MOST_POLL_MS
