@@ -82,9 +82,13 @@ def servers() -> Iterator[Callable[[str], Topology]]:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest, servers: Callable[[str], Topology]) -> Topology:
-    """A running store of the chosen kind, shared by all tests: leave it as whole as you found it."""
-    return servers(chosen_kind(request.config))
+def server(request: pytest.FixtureRequest) -> Iterator[Topology]:
+    """A running store of the chosen kind, shared by all tests: leave it as whole as you found it.
+
+    The shared gateway is at work in it at all times, so the tests that count what a store is asked have others.
+    """
+    with new_store(chosen_kind(request.config)) as started:
+        yield started
 
 
 @pytest.fixture

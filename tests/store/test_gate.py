@@ -295,7 +295,7 @@ async def test_a_store_that_was_away_a_moment_ago_is_not_waited_for_again(
     fresh_server: Callable[..., Topology],
 ) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, deadline_ms=300)) as store:
+    async with open_store(StoreSettings(url=server.url)) as store:
         room = WaitingRoom(store)
         gate = Gate(store, room)
         await configure(gate, "sale", capacity=0, fail_mode=FailMode.OPEN)

@@ -120,7 +120,7 @@ async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server
 @pytest.mark.topology("standalone")
 async def test_a_release_that_is_never_answered_has_the_heir_ask(server: Standalone, prefix: str) -> None:
     async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
-        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=300)
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=1000)
         async with open_store(settings) as far, Locks(far) as locks:
             first = await locks.lock("a", ttl=LONG_TTL).acquire()
             waiting = await stand_in_line(locks)

@@ -164,7 +164,7 @@ async def test_a_lost_reply_gives_no_second_holding(server: Standalone, prefix: 
 @standalone_only
 async def test_an_acquisition_that_cannot_be_answered_is_given_back(server: Standalone, prefix: str) -> None:
     async with FaultyProxy(server.node.port) as proxy:
-        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=300)
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=1000)
         async with open_store(settings) as far, Locks(far) as locks, another(server, prefix) as near:
             async with locks.lock("a"):
                 pass
