@@ -20,7 +20,7 @@ from tests.processes import Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
 from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
 from tests.side_by_side import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
-from tests.topology import KINDS, Topology
+from tests.topology import KINDS, Topology, watched_machine
 
 # What tests send themselves to look behind the door; the product must not need it.
 OWN_COMMANDS = acl.called((Path(__file__).parent / "store" / "lua").glob("*.lua")) | {
@@ -54,6 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # No peer of ours has a public certificate, and reading the system's takes longer than most requests: here are none.
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+    if not hasattr(config, "workerinput"):
+        for_the_run = ExitStack()
+        for_the_run.enter_context(watched_machine())
+        config.add_cleanup(for_the_run.close)
     config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
     config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
     config.addinivalue_line("markers", "quiet: measures, but mostly waits; only others of its kind run meanwhile")

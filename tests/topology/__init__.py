@@ -15,6 +15,7 @@ from tests.topology.reaper import reaper
 from tests.topology.replicated import Replicated
 from tests.topology.sentinel import Sentinel
 from tests.topology.standalone import Redis, Standalone, TlsNode
+from tests.topology.stopwatch import Stopwatch, watched_machine
 from tests.topology.waiting import NotInTime, eventually, wait_until
 
 KINDS: dict[str, Callable[[], Topology]] = {
@@ -37,10 +38,12 @@ __all__ = [
     "Replicated",
     "Sentinel",
     "Standalone",
+    "Stopwatch",
     "TlsNode",
     "Topology",
     "eventually",
     "free_port",
     "reaper",
     "wait_until",
+    "watched_machine",
 ]

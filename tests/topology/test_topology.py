@@ -25,6 +25,7 @@ from tests.topology import (
     Redis,
     Sentinel,
     Standalone,
+    Stopwatch,
     TlsNode,
     Topology,
     eventually,
@@ -207,3 +208,37 @@ def test_every_topology_says_who_takes_writes(server: Topology, prefix: str) -> 
     assert node in server.primaries()
     assert node.command("SET", prefix, 1)
     node.command("DEL", prefix)
+
+
+def test_a_stopwatch_does_not_count_what_the_machine_stood_still() -> None:
+    """Stopped here: the processes that watch the cores, as a host would stop them and us."""
+    program = """
+import psutil, sys, time
+from tests.topology import Stopwatch, watched_machine
+
+with watched_machine():
+    watchers = psutil.Process().children()
+    time.sleep(0.5)
+    running = Stopwatch()
+    while running.seconds < 1:
+        time.sleep(0.01)
+    print(running.wall >= 1)
+    stopped = Stopwatch()
+    for watcher in watchers:
+        watcher.suspend()
+    time.sleep(1)
+    print(0.5 < stopped.wall - stopped.seconds)
+    for watcher in watchers:
+        watcher.resume()
+    time.sleep(0.2)
+    print(0.5 < stopped.wall - stopped.seconds)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.split() == ["True"] * 3
+
+
+def test_a_stopwatch_of_a_calm_machine_is_a_clock() -> None:
+    watch = Stopwatch()
+    time.sleep(0.3)
+    assert watch.wall >= 0.3
+    assert watch.seconds <= watch.wall

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from tests.topology.stopwatch import Stopwatch
+
 
 class NotInTime(AssertionError):
     """The condition did not come true before the deadline."""
@@ -16,8 +18,8 @@ class NotInTime(AssertionError):
 def wait_until(condition: Callable[[], object], seconds: float = 10, what: str = "") -> None:
     """Block until the condition is true; an exception of a server that is not there yet counts as false."""
     last: BaseException | None = None
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    watch = Stopwatch()
+    while watch.seconds < seconds:
         try:
             if condition():
                 return
@@ -31,14 +33,14 @@ async def eventually(
     condition: Callable[[], object | Awaitable[object]], seconds: float = 10, what: str = "", every: float = 0.02
 ) -> None:
     """Wait in a coroutine until the condition, plain or async, is true."""
-    end = time.monotonic() + seconds
+    watch = Stopwatch()
     while True:
         answer = condition()
         if inspect.isawaitable(answer):
             answer = await answer
         if answer:
             return
-        if time.monotonic() > end:
+        if watch.seconds > seconds:
             raise NotInTime(f"{what or 'condition'} not true after {seconds} s")
         await anyio.sleep(every)
 
