@@ -16,7 +16,7 @@ from rich.text import Text
 from headgate.arena.client import ArenaClosed, Visit, enter
 from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Count, Notice, Said
 from headgate.cli import output
-from headgate.cli.line_editor import LineEditor
+from headgate.cli.line_editor import LineEditor, unechoed
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.sdk import Headgate
@@ -116,7 +116,7 @@ async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:
         output.say(f"headgate: number {entry.rank} in line")
     last: Status = entry
     try:
-        with bar:
+        with unechoed(), bar:
             task = bar.add_task(_standing(entry), total=max(entry.rank, 1), eta=_eta(entry))
             async for last in hg.queue.wait(entry.user_id, queue=queue, place_token=entry.place_token):
                 bar.update(task, completed=max(0, entry.rank - last.rank), description=_standing(last), eta=_eta(last))

@@ -10,8 +10,8 @@ import shutil
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final
 
@@ -21,6 +21,20 @@ _KEYS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|.", re.DOTALL)
 _CLEAR: Final = "\r\x1b[2K"
 _END: Final = "\x04"
 _CHUNK: Final = 4096
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Show nothing of what is typed meanwhile: it would land in the middle of what we draw; Ctrl-C stays a signal."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, before)
 
 
 class LineEditor:
