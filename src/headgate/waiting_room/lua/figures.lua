@@ -16,10 +16,9 @@ local refusal = unknown(queue)
 if refusal then
   return refusal
 end
-local capacity, alive = 0, redis.call('ZRANGEBYSCORE', leases, '(' .. text_of(queue.time), '+inf')
-for _, id in ipairs(alive) do
-  local server = read_server(queue, id)
-  if server and server.reported and not server.draining then
+local capacity, alive = 0, live_servers(queue)
+for _, server in ipairs(alive) do
+  if server.reported and not server.draining then
     capacity = capacity + server.capacity
   end
 end

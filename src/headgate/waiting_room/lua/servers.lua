@@ -14,13 +14,11 @@ if refusal then
   return refusal
 end
 local replies = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. text_of(queue.time), '+inf')) do
-  local server = read_server(queue, id)
-  if server then
-    replies[#replies + 1] = {
-      id, server.address, server.capacity, server.most, seats_of(queue, id, 's'),
-      seats_of(queue, id, 'h') + seats_of(queue, id, 'k'), server.draining and 1 or 0, server.reported and 1 or 0,
-    }
-  end
+for _, server in ipairs(live_servers(queue)) do
+  local inside = seats_of(queue, server.id, 's')
+  replies[#replies + 1] = {
+    server.id, server.address, server.capacity, server.most, inside, seats_of(queue, server.id) - inside,
+    server.draining and 1 or 0, server.reported and 1 or 0,
+  }
 end
 return replies

@@ -23,8 +23,7 @@ local function seats_of(queue, server, kind)
 end
 
 --- What a server last said of itself; reported is true if it said so in this epoch, so its sessions are known.
-local function read_server(queue, id)
-  local text = redis.call('HGET', queue.keys.servers, id)
+local function unpack_server(queue, id, text)
   if not text then
     return nil
   end
@@ -33,6 +32,10 @@ local function read_server(queue, id)
     id = id, capacity = tonumber(capacity), most = tonumber(most), draining = draining == '1', seq = tonumber(seq),
     reported = epoch == queue.epoch, epoch = epoch, address = address,
   }
+end
+
+local function read_server(queue, id)
+  return unpack_server(queue, id, redis.call('HGET', queue.keys.servers, id))
 end
 
 local function write_server(queue, server)

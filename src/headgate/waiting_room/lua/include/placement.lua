@@ -1,14 +1,26 @@
 --- Which server the next ticket holds a seat on.
 --@include moves
 
+--- What all live servers last said of themselves. There may be a thousand, so they are not asked for one by one.
+local function live_servers(queue)
+  local ids = redis.call('ZRANGEBYSCORE', queue.keys.leases, '(' .. text_of(queue.time), '+inf')
+  local found = {}
+  for first = 1, #ids, MOST_TOGETHER do
+    local last = math.min(first + MOST_TOGETHER - 1, #ids)
+    for i, text in ipairs(redis.call('HMGET', queue.keys.servers, unpack(ids, first, last))) do
+      found[#found + 1] = unpack_server(queue, ids[first + i - 1], text)
+    end
+  end
+  return found
+end
+
 --- All live servers that may take somebody, with the seats that are free; `room` counts up to what they can take at
 --- most.
 local function open_servers(queue, room)
   local found = {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', queue.keys.leases, '(' .. text_of(queue.time), '+inf')) do
-    local server = read_server(queue, id)
-    if server and server.reported and not server.draining then
-      server.free = (room and server.most or server.capacity) - seats_of(queue, id)
+  for _, server in ipairs(live_servers(queue)) do
+    if server.reported and not server.draining then
+      server.free = (room and server.most or server.capacity) - seats_of(queue, server.id)
       if server.free > 0 then
         found[#found + 1] = server
       end
