@@ -41,7 +41,7 @@ class PausedWorker:
     @asynccontextmanager
     async def world(self) -> AsyncIterator[World]:
         async with open_store(StoreSettings(url=self._url, prefix=self.prefix)) as store:
-            yield World(store)
+            yield World(store, real_time=True)
 
     async def stop(self) -> None:
         """Let it call the first few, and stop it."""
@@ -81,7 +81,7 @@ async def called(world: World) -> int:
 async def test_two_workers_at_full_speed_and_one_killed_call_nobody_over_or_twice(
     server: Topology, store: Store, prefix: str
 ) -> None:
-    world = World(store)
+    world = World(store, real_time=True)
     await world.configure(capacity=100_000, batch=40, tick_ms=100, grace_seconds=1000)
     with WorkerProcess(server.url, prefix) as first, WorkerProcess(server.url, prefix):
         for start in range(0, 3000, 250):
@@ -101,7 +101,7 @@ async def test_two_workers_at_full_speed_and_one_killed_call_nobody_over_or_twic
 async def test_a_rate_of_zero_stops_all_workers_within_a_second_and_resuming_gives_no_burst(
     server: Topology, store: Store, prefix: str
 ) -> None:
-    world = World(store)
+    world = World(store, real_time=True)
     await world.configure(capacity=100_000, rate_per_second=50, burst=5, tick_ms=100, grace_seconds=1000)
     with WorkerProcess(server.url, prefix), WorkerProcess(server.url, prefix):
         for start in range(0, 1000, 250):
@@ -127,7 +127,7 @@ async def _more_than(world: World, number: int) -> bool:
 async def test_each_ticket_is_counted_once_however_many_workers_show_it(
     server: Topology, store: Store, prefix: str
 ) -> None:
-    world = World(store)
+    world = World(store, real_time=True)
     await world.configure(capacity=7)
     with WorkerProcess(server.url, prefix) as first, WorkerProcess(server.url, prefix) as second:
         await asyncio.gather(*(world.enter(f"u{number}") for number in range(20)))
@@ -288,7 +288,7 @@ async def test_queues_on_a_shard_that_hangs_hold_up_no_other(fresh_server: Calla
         index = store.thing("index", "default", "queue")
         by_shard: dict[Node, World] = {}
         for number in range(50):
-            world = World(store, f"q{number}")
+            world = World(store, f"q{number}", real_time=True)
             by_shard.setdefault(topology.primary_of(world.thing.key("meta")), world)
         home = topology.primary_of(index.key("meta"))
         quick = by_shard.pop(home)
