@@ -209,7 +209,7 @@ async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.Monk
 async def test_a_dead_relay_stalls_nobody(server: Topology, prefix: str) -> None:
     async with (
         FaultyProxy(server.primaries()[0].port) as proxy,
-        nodes(server.url, prefix, 1) as (alive,),
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
         nodes(proxy.url, prefix, 1) as (dying,),
     ):
         await alive.upstreams.put("dead", window(2, 0.3))
@@ -242,7 +242,7 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
     """It was only cut off: its waiters left the lines and stand again where they stood, ahead of later ones."""
     async with (
         FaultyProxy(server.primaries()[0].port) as proxy,
-        nodes(server.url, prefix, 1) as (alive,),
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
         nodes(proxy.url, prefix, 1) as (cut_off,),
     ):
         await alive.upstreams.put("back", window(2, 20.0))  # nobody is served while it is away
