@@ -17,6 +17,7 @@ from headgate.relay import metrics
 from headgate.relay.jobs import Jobs
 from headgate.relay.judge import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
 from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
+from headgate.relay.permits import SILENT_SECONDS
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
@@ -279,6 +280,38 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
+
+
+@pytest.mark.topology("standalone", "redis")
+async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_way(
+    server: Topology, prefix: str
+) -> None:
+    """It set out before the store took us for dead, and arrived after that."""
+    async with (
+        FaultyProxy(server.primaries()[0].port) as proxy,
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
+        nodes(proxy.url, prefix, 1, deadline_ms=PATIENT_MS) as (far,),
+    ):
+        await alive.upstreams.put("far", window(1, 20.0))
+        await alive.send("far", "u1", Counting(20, 0.001, 0.0))
+        waiting = asyncio.ensure_future(far.send("far", "u1", Counting(20, 0.001, 0.0)))
+
+        async def waits(count: int) -> bool:
+            return (await alive.upstreams.figures("far", "u1"))[0].waiting == count
+
+        await eventually(partial(waits, 1))
+        assert far.permits._beat is not None
+        far.permits._beat.cancel()  # from here on, only what this test sends
+        thing, site = far.permits.thing("far"), far.permits._sites["far"]
+        await alive.store.write(thing, "DEL", thing.key("line/u1"), again=True)
+        assert await waits(0)
+        site.heard = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5
+        proxy.delay(0.6)
+        await far.permits._beat_once(site)
+        proxy.heal()
+        await eventually(partial(waits, 1))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_a_process_paused_between_grant_and_send_does_not_send(one: Node) -> None:
