@@ -37,7 +37,7 @@ class ArenaProcess:
 
     def get(self, path: str) -> httpx2.Response:
         """Ask the operations port."""
-        return httpx2.get(f"http://{HOST}:{self.ops_port}{path}", timeout=3)
+        return httpx2.get(f"http://{HOST}:{self.ops_port}{path}", timeout=10)
 
     def __enter__(self) -> Self:
         with (self.directory / "log").open("ab") as output:

@@ -19,9 +19,16 @@ import anyio.abc
 from headgate.kit.problems import OutcomeUnknown, StoreUnavailable
 from headgate.store import Store, Thing
 from tests.store.scripts import NOTE, TALLY
-from tests.topology import eventually
+from tests.topology import Stopwatch, eventually
 
 SLACK_SECONDS = 0.5
+PATIENT_MS = 10_000  # a deadline that a machine which stands still for a while does not miss
+
+
+async def run_for(seconds: float) -> None:
+    """Sleep until the machine has run for so long."""
+    watch = Stopwatch()
+    await eventually(lambda: watch.seconds >= seconds, seconds + 1)
 
 
 class Outcome(StrEnum):
@@ -39,7 +46,7 @@ class Call(NamedTuple):
     id: str
     repeatable: bool
     began: float
-    ended: float
+    seconds: float  # in which the machine ran
     outcome: Outcome
 
 
@@ -79,7 +86,8 @@ class Load:
         return Counter(call.outcome for call in self.history if call.began >= since)
 
     def slowest(self) -> float:
-        return max(call.ended - call.began for call in self.history)
+        """Give the longest that anybody waited."""
+        return max(call.seconds for call in self.history)
 
     async def resumed(self, since: float, seconds: float) -> float:
         """Wait until every thing has answered a call that began after a moment; give how long that took."""
@@ -88,8 +96,9 @@ class Load:
             done = {call.thing for call in self.history if call.began >= since and call.outcome is Outcome.OK}
             return done == set(self._things)
 
-        await eventually(every, seconds - (time.monotonic() - since), "service has resumed")
-        return time.monotonic() - since
+        watch = Stopwatch()
+        await eventually(every, seconds, "service has resumed")
+        return watch.seconds
 
     async def check(self, *, kept: bool) -> None:
         """Compare what callers were told with what is in the store; `kept`: what was acknowledged must be there."""
@@ -112,7 +121,7 @@ class Load:
             number = next(self._ids)
             repeatable = number % 2 == 0
             identity = f"id-{number}"
-            began = time.monotonic()
+            began, watch = time.monotonic(), Stopwatch()
             try:
                 if repeatable:
                     reply = await self._store.run(NOTE, thing, identity, f"text-{number}")
@@ -127,5 +136,5 @@ class Load:
                 outcome = Outcome.UNKNOWN
             except StoreUnavailable:
                 outcome = Outcome.UNKNOWN if repeatable else Outcome.REFUSED
-            self.history.append(Call(thing, identity, repeatable, began, time.monotonic(), outcome))
+            self.history.append(Call(thing, identity, repeatable, began, watch.seconds, outcome))
             await anyio.sleep(0.01 if outcome is Outcome.OK else 0.02)

@@ -120,13 +120,13 @@ async def test_sigterm_tells_the_players_and_closes_within_its_time(
 ) -> None:
     server = fresh_server()
     async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, open_world(store) as world:
-        with ArenaProcess(server.url, prefix, drain_seconds=1) as arena:
+        with ArenaProcess(server.url, prefix, drain_seconds=4) as arena:
             ryan, late = await world.promoted("Ryan"), await world.promoted("Late")
             async with visiting(arena.url, str(ryan.ticket_id)) as guest:
                 arena.process.send_signal(signal.SIGTERM)
                 told = await guest.next()
                 assert told["type"] == "SYSTEM_MESSAGE_RECEIVE"
-                assert "closes in 1 second" in told["payload"]["message"]
+                assert "closes in 4 seconds" in told["payload"]["message"]
                 with pytest.raises(InvalidStatus) as refused:
                     async with connect(f"{arena.url}?ticketId={late.ticket_id}"):
                         pass

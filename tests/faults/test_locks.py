@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from headgate.locks import Locks
+from headgate.locks.settings import LockSettings
 from headgate.store import Store
 from tests.store.lock_history import History, Holding
 from tests.store.lock_world import another, are_waiting, quiet, scripts
-from tests.topology import Topology, eventually, reaper, wait_until
+from tests.topology import Stopwatch, Topology, eventually, reaper, wait_until
 
 PROCESSES = 5
 SECONDS = 8
@@ -71,24 +72,24 @@ async def test_a_killed_holder_is_succeeded_within_the_ttl(
     async with Locks(store) as locks:
         for round_number in range(3):  # this machine may be busy: the best of three counts
             book = tmp_path / f"book-{round_number}"
-            client = Client("hold", book, server.url, prefix, str(book), "2")
+            client = Client("hold", book, server.url, prefix, str(book), "3")
             with ended(client):
                 await eventually(lambda client=client: client.lines(), 30)  # type: ignore[misc]
                 waiting = asyncio.create_task(locks.lock("a", ttl=5).acquire())
                 await eventually(lambda: _waiting(locks))
-                killed = time.monotonic()
+                watch = Stopwatch()
                 client.kill()
                 held = await waiting
-                best = min(best, time.monotonic() - killed)
+                best = min(best, watch.seconds)
                 await held.release()
-    assert best < 2 + 0.1
+    assert best < 3 + 0.1
 
 
 async def test_a_frozen_holder_is_told_when_it_wakes_and_its_write_is_refused(
     server: Topology, prefix: str, store: Store, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    client = Client("hold", book, server.url, prefix, str(book), "1")
+    client = Client("hold", book, server.url, prefix, str(book), "3")
     async with Locks(store) as locks:
         with ended(client):
             await eventually(lambda: client.lines(), 30)
@@ -116,12 +117,14 @@ async def test_one_release_wakes_one_of_two_hundred_in_ten_processes(
         with ended(*clients):
             await eventually(lambda: are_waiting(locks, 200), 120)
             await eventually(lambda: quiet(server), 30)
-            before = scripts(server)
+            before, watch = scripts(server), Stopwatch()
             await held.release()
             await eventually(lambda: sum(len(client.lines()) for client in clients) == 1)
             await asyncio.sleep(0.8)  # longer than the grace of the runner-up
             assert sum(len(client.lines()) for client in clients) == 1
-            assert scripts(server) - before == 2  # one release, one acquisition
+            # One release, one acquisition; for each grace that the machine stood still, one more was told to ask.
+            graces = (watch.wall - watch.seconds) // (LockSettings().grace_ms / 1000)
+            assert 2 <= scripts(server) - before <= 2 + graces
             assert await are_waiting(locks, 199)
 
 

@@ -12,10 +12,10 @@ from headgate.kit.problems import OutcomeUnknown, StoreUnavailable
 from headgate.store import Batch, Store, StoreSettings, Thing, open_store
 from tests.faults.load import SLACK_SECONDS, Load, Outcome
 from tests.store.scripts import NOTE, TALLY, TALLY_ALL
-from tests.topology import FaultyProxy, Standalone, eventually
+from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
 
 pytestmark = pytest.mark.topology("standalone", "redis")
-DEADLINE = 0.6
+DEADLINE = 2.5  # longer than a busy machine stands still
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def proxy(anyio_backend: str, server: Standalone) -> AsyncIterator[FaultyP
 
 @pytest.fixture
 async def store(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Store]:
-    """A store with a short deadline behind a proxy; the scripts are known to the server already."""
+    """A store behind a proxy; the scripts are known to the server already."""
     settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=int(DEADLINE * 1000))
     async with open_store(settings) as store:
         other = store.thing("t", "default", "other")
@@ -93,12 +93,11 @@ async def test_a_repeatable_call_without_any_answer_ends_at_its_deadline(
     server: Standalone, proxy: FaultyProxy, store: Store, thing: Thing
 ) -> None:
     """The reply is awaited to the end: sending it again on the same connection could help nobody."""
-    loop = asyncio.get_running_loop()
     proxy.drop_replies()
-    began = loop.time()
+    watch = Stopwatch()
     with pytest.raises(StoreUnavailable):
         await store.run(NOTE, thing, "id", "text")
-    assert loop.time() - began < DEADLINE + SLACK_SECONDS
+    assert watch.seconds < DEADLINE + SLACK_SECONDS
     assert runs(server, thing) == 1
 
 

@@ -10,11 +10,12 @@ import anyio
 import pytest
 
 from headgate.store import StoreSettings, Thing, open_store
-from tests.faults.load import Load, Outcome
+from tests.faults.load import PATIENT_MS, Load, Outcome
 from tests.store.scripts import TALLY, take_number
 from tests.topology import HOST, Cluster, Node, eventually
 
 pytestmark = [pytest.mark.topology("cluster"), pytest.mark.quiet]
+DEADLINE = 2.0
 
 
 class Move:
@@ -48,7 +49,7 @@ class Move:
 
 async def test_a_slot_moved_key_by_key_is_seen_by_nobody(fresh_server: Callable[..., Cluster], prefix: str) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         thing = store.thing("t", "default", "moving")
         async with Load(store, [thing, store.thing("t", "default", "staying")]) as load:
             before = await take_number(store, thing)
@@ -65,6 +66,7 @@ async def test_a_slot_moved_key_by_key_is_seen_by_nobody(fresh_server: Callable[
             await anyio.sleep(0.3)
             after = await take_number(store, thing)
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
         await load.check(kept=True)
         assert server.owner(thing.slot) is move.target
         assert after.number > before.number
@@ -74,13 +76,13 @@ async def test_a_slot_moved_key_by_key_is_seen_by_nobody(fresh_server: Callable[
 async def test_a_new_thing_may_be_born_in_a_slot_that_moves(fresh_server: Callable[..., Cluster], prefix: str) -> None:
     """Its key exists nowhere: the source sends us on, and the target has never seen the script."""
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         thing = store.thing("t", "default", "moving")
         move = Move(server, thing.slot)
         move.begin()
         for node in (move.source, move.target):
             node.command("SCRIPT", "FLUSH")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENT_MS / 1000):
             assert await store.run(TALLY, thing, "id") == 1
         assert move.target.command("CLUSTER", "COUNTKEYSINSLOT", thing.slot) == 1
         move.finish()
@@ -109,7 +111,7 @@ async def test_a_slot_that_stays_half_way_is_told_within_the_deadline(
 async def test_a_slot_moved_as_a_whole_is_seen_by_nobody(fresh_server: Callable[..., Cluster], prefix: str) -> None:
     """Valkey 9 moves slots atomically (CLUSTER MIGRATESLOTS)."""
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         things = [store.thing("t", "default", f"x{n}") for n in range(6)]
         async with Load(store, things) as load:
             moving = things[0]
@@ -122,6 +124,7 @@ async def test_a_slot_moved_as_a_whole_is_seen_by_nobody(fresh_server: Callable[
             await load.resumed(time.monotonic(), 5)
             await anyio.sleep(0.3)
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
         await load.check(kept=True)
 
 

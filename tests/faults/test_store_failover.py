@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from headgate.store import StoreSettings, Thing, open_store
-from tests.faults.load import SLACK_SECONDS, Load, Outcome
+from tests.faults.load import PATIENT_MS, SLACK_SECONDS, Load, Outcome, run_for
 from tests.store.scripts import take_number
 from tests.topology import Cluster, Node, Sentinel, Topology
 
@@ -59,7 +59,7 @@ async def test_a_frozen_primary_is_left_behind(fresh_server: Callable[..., Topol
             paused = time.monotonic()
             assert await load.resumed(paused, RESUME_SECONDS) < RESUME_SECONDS
             old.resume()
-            await anyio.sleep(0.5)  # it still does what it was sent before it froze
+            await run_for(0.5)  # it still does what it was sent before it froze
             woken, scripts = time.monotonic(), calls(old, "evalsha")
             await anyio.sleep(1.5)
             assert calls(old, "evalsha") == scripts
@@ -72,12 +72,13 @@ async def test_a_frozen_primary_is_left_behind(fresh_server: Callable[..., Topol
 async def test_a_planned_switch_is_seen_by_nobody(fresh_server: Callable[..., Cluster], prefix: str) -> None:
     server = fresh_server()
     things = spread(prefix)
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         async with Load(store, things) as load:
             await server.switch_over(things[0].key("meta"))
             await load.resumed(time.monotonic(), 5)
             await anyio.sleep(0.3)
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
         await load.check(kept=True)
 
 
@@ -86,7 +87,7 @@ async def test_sentinels_may_be_away_as_long_as_the_primary_is_there(
     fresh_server: Callable[..., Sentinel], prefix: str
 ) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         async with Load(store, spread(prefix)) as load:
             for sentinel in server.sentinels[:2]:
                 sentinel.kill()
@@ -94,6 +95,7 @@ async def test_sentinels_may_be_away_as_long_as_the_primary_is_there(
             await anyio.sleep(2.5)
             server.sentinels[2].resume()
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
 
 
 @pytest.mark.topology("sentinel")
@@ -115,10 +117,11 @@ async def test_one_answering_sentinel_is_enough_to_find_the_primary(
 @pytest.mark.topology("cluster")
 async def test_a_replica_that_dies_is_missed_by_nobody(fresh_server: Callable[..., Cluster], prefix: str) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         async with Load(store, spread(prefix)) as load:
             for primary in server.primaries():
                 server.replica_of(primary).kill()
             await anyio.sleep(3)
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
         await load.check(kept=True)

@@ -12,7 +12,7 @@ from valkey import Valkey
 from valkey.exceptions import ResponseError
 
 from headgate.store import Store, StoreSettings, Thing, open_store
-from tests.faults.load import SLACK_SECONDS, Call, Load, Outcome
+from tests.faults.load import PATIENT_MS, SLACK_SECONDS, Call, Load, Outcome
 from tests.topology import FaultyProxy, Node, Standalone, eventually
 
 pytestmark = [pytest.mark.topology("standalone"), pytest.mark.quiet]
@@ -37,6 +37,13 @@ async def store(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Store]:
         yield store
 
 
+@pytest.fixture
+async def patient(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Store]:
+    """A store for callers of whom none may fail; how long they wait is measured."""
+    async with open_store(StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
+        yield store
+
+
 def things(store: Store) -> list[Thing]:
     return [store.thing("t", "default", f"x{n}") for n in range(4)]
 
@@ -54,7 +61,7 @@ async def test_a_crash_and_restart_loses_nothing_that_was_acknowledged(server: S
             await eventually(lambda: len(late()) >= 20, 10)
             assert load.outcomes(since=killed)[Outcome.OK] == 0
             # Whoever comes while the store has been away for a while is told at once, not at the deadline.
-            assert max(call.ended - call.began for call in late()) < 1
+            assert max(call.seconds for call in late()) < 1
             await server.node.restart()
             assert await load.resumed(time.monotonic(), 2) < 2
             await anyio.sleep(0.3)
@@ -109,25 +116,27 @@ async def test_a_refused_port_is_told_and_survived(proxy: FaultyProxy, store: St
     await load.check(kept=True)
 
 
-async def test_a_slow_and_crumbling_network_mixes_up_no_answers(proxy: FaultyProxy, store: Store) -> None:
-    async with Load(store, things(store)) as load:
+async def test_a_slow_and_crumbling_network_mixes_up_no_answers(proxy: FaultyProxy, patient: Store) -> None:
+    async with Load(patient, things(patient)) as load:
         for size, delay in ((1, 0.0), (7, 0.02), (0, 0.1), (3, 0.0)):
             proxy.slice(size)
             proxy.delay(delay)
             await anyio.sleep(1)
         proxy.heal()
     assert load.outcomes()[Outcome.OK] == len(load.history)
+    assert load.slowest() < DEADLINE
     await load.check(kept=True)
 
 
-async def test_connections_cut_at_random_lose_no_answer_and_double_none(proxy: FaultyProxy, store: Store) -> None:
-    async with Load(store, things(store), callers=40) as load:
+async def test_connections_cut_at_random_lose_no_answer_and_double_none(proxy: FaultyProxy, patient: Store) -> None:
+    async with Load(patient, things(patient), callers=40) as load:
         for _ in range(40):
             await anyio.sleep(0.05)
             proxy.cut()
         await load.resumed(time.monotonic(), 2)
     # What may be repeated was; only what may not is unknown.
     assert all(call.outcome is Outcome.OK for call in load.history if call.repeatable)
+    assert load.slowest() < DEADLINE
     await load.check(kept=True)
 
 
@@ -147,13 +156,14 @@ async def test_a_server_with_no_room_for_connections_is_away_and_comes_back(serv
 async def test_somebody_elses_endless_script_is_waited_for(server: Standalone, prefix: str) -> None:
     """The server says BUSY and runs nothing; our callers repeat within their deadline."""
     server.node.command("CONFIG", "SET", "busy-reply-threshold", 50)
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store:
         async with Load(store, things(store)) as load, anyio.create_task_group() as group:
             group.start_soon(anyio.to_thread.run_sync, _run_endless_script, server.node)
             await anyio.sleep(1)
             server.node.command("SCRIPT", "KILL")
             await load.resumed(time.monotonic(), 2)
         assert load.outcomes() == {Outcome.OK: len(load.history)}
+        assert load.slowest() < DEADLINE
         await load.check(kept=True)
 
 

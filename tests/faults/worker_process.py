@@ -29,7 +29,7 @@ class WorkerProcess:
 
     def get(self, path: str) -> httpx2.Response:
         """Ask the operations port."""
-        return httpx2.get(f"http://{HOST}:{self.ops_port}{path}", timeout=3)
+        return httpx2.get(f"http://{HOST}:{self.ops_port}{path}", timeout=10)
 
     def signal(self, number: signal.Signals) -> None:
         """Pause, continue, stop or kill it."""

@@ -11,8 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from headgate.relay.judge import Limiter, largest_window
 from headgate.relay.model import Limit, Outcome, Upstream
 from headgate.relay.permits import Permits
+from headgate.relay.problems import PermitExpired
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store, StoreSettings, open_store
+from tests.topology import Stopwatch
+
+PATIENT_MS = 10_000  # a deadline of the store that a machine which stands still for a while does not miss
 
 
 def window(count: int, seconds: float, **more: object) -> Upstream:
@@ -67,6 +71,8 @@ class Counting:
         self.random = random.Random(seed)
         self.delay, self.tail, self.limiter = delay, tail, limiter
         self.arrivals: dict[str, list[float]] = {}
+        self._watch = Stopwatch()
+        self._running: dict[str, list[float]] = {}
         self.trips: list[tuple[float, float]] = []
         self.refused = 0
 
@@ -76,6 +82,7 @@ class Counting:
         await asyncio.sleep(self._way())
         moment = asyncio.get_running_loop().time()
         self.arrivals.setdefault(user, []).append(moment)
+        self._running.setdefault(user, []).append(self._watch.seconds)
         if self.limiter is not None and not self.limiter.arrive(moment):
             self.refused += 1
         await asyncio.sleep(self._way())
@@ -86,7 +93,12 @@ class Counting:
         return sum(len(moments) for moments in self.arrivals.values()) >= count
 
     def largest(self, user: str, seconds: float) -> int:
+        """Give the most arrivals in any window, which no limit allows to be more than its count."""
         return largest_window(self.arrivals.get(user, ()), seconds)
+
+    def fullest(self, user: str, seconds: float) -> int:
+        """Give the most arrivals in any window in which the machine ran, to see that a limit was used to the full."""
+        return largest_window(self._running.get(user, ()), seconds)
 
     def optimum(self, count: int, seconds: float, lag: Lag) -> float:
         """Give the shortest time in which the rule could have made the same trips, one after the other on each permit.
@@ -124,26 +136,32 @@ class Node:
     async def send(self, name: str, user: str, upstream: Counting, *, seconds: float = 30.0, units: int = 1) -> float:
         """Do what the proxy does with one request; give the moment of the grant."""
         loop = asyncio.get_running_loop()
-        view = await self.upstreams.get(name)
-        permit = await self.permits.acquire(name, view.policy, user, deadline=loop.time() + seconds, units=units)
-        granted = loop.time()
-        try:
-            permit.sending()
-            await upstream.call(user)
-        except BaseException:
-            permit.give_back()
-            raise
-        permit.settle(Outcome.ENDED)
-        return granted
+        deadline, place = loop.time() + seconds, 0
+        while True:
+            policy = (await self.upstreams.get(name)).policy
+            permit = await self.permits.acquire(name, policy, user, deadline=deadline, units=units, place=place)
+            granted, place = loop.time(), permit.place
+            try:
+                permit.sending()
+                await upstream.call(user)
+            except PermitExpired:
+                permit.give_back()
+                continue
+            except BaseException:
+                permit.give_back()
+                raise
+            permit.settle(Outcome.ENDED)
+            return granted
 
 
 @asynccontextmanager
-async def nodes(url: str, prefix: str, count: int) -> AsyncIterator[list[Node]]:
+async def nodes(url: str, prefix: str, count: int, *, deadline_ms: int = 2000) -> AsyncIterator[list[Node]]:
     """Start so many relays on one store, each with connections of its own."""
+    settings = StoreSettings(url=url, prefix=prefix, deadline_ms=deadline_ms)
     async with AsyncExitStack() as stack:
         made = []
         for _ in range(count):
-            store = await stack.enter_async_context(open_store(StoreSettings(url=url, prefix=prefix)))
+            store = await stack.enter_async_context(open_store(settings))
             upstreams = Upstreams(store)
             permits = await stack.enter_async_context(Permits(store, upstreams))
             made.append(Node(store, upstreams, permits))

@@ -9,19 +9,19 @@ import pytest
 
 from headgate.relay.judge import TokenBucket, largest_window
 from headgate.relay.model import Kind, Limit, Outcome, Per
-from tests.store.relay_world import Counting, Node, nodes, window
-from tests.topology import Topology, eventually
+from tests.store.relay_world import PATIENT_MS, Counting, Node, nodes, window
+from tests.topology import Stopwatch, Topology, eventually
 
 
 @pytest.fixture
 async def three(server: Topology, prefix: str) -> AsyncIterator[list[Node]]:
-    async with nodes(server.url, prefix, 3) as started:
+    async with nodes(server.url, prefix, 3, deadline_ms=PATIENT_MS) as started:
         yield started
 
 
 @pytest.fixture
 async def one(server: Topology, prefix: str) -> AsyncIterator[Node]:
-    async with nodes(server.url, prefix, 1) as started:
+    async with nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as started:
         yield started[0]
 
 
@@ -43,7 +43,7 @@ async def test_several_limits_hold_at_once(three: list[Node]) -> None:
     upstream = Counting(4, 0.005, 0.05)
     await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(20)))
     assert upstream.largest("u1", 0.3) <= 3
-    assert upstream.largest("u1", 1.5) == 8
+    assert upstream.largest("u1", 1.5) <= 8 <= upstream.fullest("u1", 1.5)
 
 
 async def test_costs_are_counted(three: list[Node]) -> None:
@@ -98,19 +98,19 @@ async def test_concurrent_limit_lasts_to_the_end_of_the_answer(one: Node) -> Non
     await asyncio.sleep(0.05)
     assert not third.done()
     first.settle(Outcome.ENDED)
-    await asyncio.wait_for(third, 1)
+    await eventually(third.done, 1)
+    await third
 
 
 async def test_limits_change_live(three: list[Node]) -> None:
     await three[0].upstreams.put("a", window(2, 0.5))
     upstream = Counting(16, 0.005, 0.0)
-    loop = asyncio.get_running_loop()
     tasks = [asyncio.ensure_future(three[n % 3].send("a", "u1", upstream)) for n in range(40)]
     await eventually(lambda: len(upstream.arrivals.get("u1", ())) >= 4)
     await three[1].upstreams.put("a", window(20, 0.5))
-    started = loop.time()
+    watch = Stopwatch()
     await asyncio.gather(*tasks)
-    assert loop.time() - started < 3
+    assert watch.seconds < 3
 
 
 async def test_plans_override_limits_of_a_user(one: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar, cast
@@ -21,30 +22,29 @@ from headgate.store.link import Reply
 from tests.topology import Topology
 
 T = TypeVar("T")
-COUNT, WINDOW, LEASE_MS = 4, 10.0, 20_000
+COUNT, WINDOW_MS, LEASE_MS = 4, 10_000, 20_000
 OUTCOMES = st.sampled_from(["unsent", "ended", "ended", "answered", "lost", "refused"])
-SPARE = 0.05  # the model's clock and the store's are read at different moments
 
 
 class Model:
     """What uses the limit: units in flight until when at the latest, and moments of answers."""
 
     def __init__(self) -> None:
-        self.flying: dict[str, tuple[int, float]] = {}
-        self.answers: list[tuple[int, float]] = []
+        self.flying: dict[str, tuple[int, int]] = {}
+        self.answers: list[tuple[int, int]] = []
 
-    def settle(self, now: float) -> None:
+    def settle(self, now: int) -> None:
         """What nobody reported counts as answered when its lease ended."""
         for waiter, (units, until) in list(self.flying.items()):
             if until <= now:
                 del self.flying[waiter]
                 self.answers.append((units, until))
 
-    def used(self, now: float) -> int:
+    def used(self, now: int) -> int:
         """Units that surely count now: none of them may be given to anybody else."""
-        self.settle(now - SPARE)
+        self.settle(now)
         flying = sum(units for units, _ in self.flying.values())
-        return flying + sum(units for units, moment in self.answers if moment > now - WINDOW + SPARE)
+        return flying + sum(units for units, moment in self.answers if moment > now - WINDOW_MS)
 
 
 class RelayMachine(RuleBasedStateMachine):
@@ -59,16 +59,17 @@ class RelayMachine(RuleBasedStateMachine):
         self.model = Model()
         self.waiting: dict[str, int] = {}
         self.numbers = iter(range(1, 1_000_000))
-        self.ahead = 0.0
-        self.paused_until = 0.0
+        self.now = int(time.time() * 1000)
+        self.paused_until = 0
         self.store = self.do(self.build())
 
     async def build(self) -> Store:
         options = StoreSettings(url=self.url, prefix=f"t{secrets.token_hex(4)}")
         store = await self.stack.enter_async_context(open_store(options))
+        store.stop_clock(self.now)  # the model knows the very moment of everything
         self.upstreams = Upstreams(store)
         self.thing = self.upstreams.thing("a")
-        limits = (Limit(count=COUNT, seconds=WINDOW),)
+        limits = (Limit(count=COUNT, seconds=WINDOW_MS / 1000),)
         await self.upstreams.put("a", Upstream(base_url="http://x.test", limits=limits))
         return store
 
@@ -79,12 +80,7 @@ class RelayMachine(RuleBasedStateMachine):
         self.do(self.stack.aclose())
         self.runner.close()
 
-    @property
-    def now(self) -> float:
-        return self.runner.get_loop().time() + self.ahead
-
     def ask(self, waiter: str) -> int:
-        before = self.now
         place = self.waiting.get(waiter, 0)
         reply = cast(
             "list[Reply]",
@@ -93,12 +89,12 @@ class RelayMachine(RuleBasedStateMachine):
         how, place = cast("int", reply[0]), int(cast("bytes", reply[1]))
         units = int(waiter.rpartition(".")[2])
         if how == 1 and waiter not in self.model.flying:
-            assert self.model.used(before) + units <= COUNT, "more than the limit in one window"
-            assert before >= self.paused_until - SPARE, "sent while the upstream wants to be left alone"
+            assert self.model.used(self.now) + units <= COUNT, "more than the limit in one window"
+            assert self.now >= self.paused_until, "sent while the upstream wants to be left alone"
             ahead = [other for other, theirs in self.waiting.items() if theirs < place]
             wanted = sum(int(other.rpartition(".")[2]) for other in ahead)
-            assert self.model.used(before) + wanted + units <= COUNT, "somebody was overtaken"
-            self.model.flying[waiter] = (units, self.now + LEASE_MS / 1000)
+            assert self.model.used(self.now) + wanted + units <= COUNT, "somebody was overtaken"
+            self.model.flying[waiter] = (units, self.now + LEASE_MS)
             self.waiting.pop(waiter, None)
         elif how == 0:
             assert waiter not in self.model.flying
@@ -131,11 +127,11 @@ class RelayMachine(RuleBasedStateMachine):
         if until <= self.now:
             self.model.answers.append((units, until))  # the lease had ended already
         elif outcome == "lost":
-            self.model.flying[waiter] = (units, self.now + 0.5)
+            self.model.flying[waiter] = (units, self.now + 500)
         elif outcome != "unsent":
             self.model.answers.append((units, self.now))
         if outcome == "refused":
-            self.paused_until = max(self.paused_until, self.now + 3.0)
+            self.paused_until = max(self.paused_until, self.now + 3000)
 
     @rule(which=st.integers(0, 9))
     def cancel(self, which: int) -> None:
@@ -144,11 +140,11 @@ class RelayMachine(RuleBasedStateMachine):
             self.do(self.store.run(CANCEL, self.thing, "u1", waiter, LEASE_MS, user="u1"))
             del self.waiting[waiter]
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 1.9]))
-    def live(self, seconds: float) -> None:
+    @rule(ms=st.sampled_from([500, 1000, 1900]))
+    def live(self, ms: int) -> None:
         """Time passes; whoever waits is heard of, as every relay's beat says."""
-        self.ahead += seconds
-        self.store.advance_clock(round(self.ahead * 1000))
+        self.now += ms
+        self.store.stop_clock(self.now)
         self.do(self.store.write(self.thing, "ZADD", self.thing.key("relays"), 10**15, "p", again=True))
 
     @rule()

@@ -17,23 +17,24 @@ from headgate.relay import metrics
 from headgate.relay.jobs import Jobs
 from headgate.relay.judge import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
 from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
+from headgate.relay.permits import SILENT_SECONDS
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
 from headgate.store import Store
-from tests.store.relay_world import Counting, Node, lag_of, nodes, window
-from tests.topology import FaultyProxy, Topology, eventually
+from tests.store.relay_world import PATIENT_MS, Counting, Node, lag_of, nodes, window
+from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
 
 
 @pytest.fixture
 async def three(server: Topology, prefix: str) -> AsyncIterator[list[Node]]:
-    async with nodes(server.url, prefix, 3) as started:
+    async with nodes(server.url, prefix, 3, deadline_ms=PATIENT_MS) as started:
         yield started
 
 
 @pytest.fixture
 async def one(server: Topology, prefix: str) -> AsyncIterator[Node]:
-    async with nodes(server.url, prefix, 1) as started:
+    async with nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as started:
         yield started[0]
 
 
@@ -66,13 +67,12 @@ async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(thr
     await three[0].upstreams.put("a", window(10, 2.0))
     seed = a_seed()
     upstream = Counting(seed, limiter=SlidingLog(10, 2.0, strict=True))
-    loop = asyncio.get_running_loop()
-    started = loop.time()
+    watch = Stopwatch()
     async with lag_of(three[0], "a") as lag:
         await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(100)))
-    took = loop.time() - started
+    took = watch.seconds
     assert (upstream.refused, seed) == (0, seed)
-    assert (upstream.largest("u1", 2.0), seed) == (10, seed)
+    assert upstream.largest("u1", 2.0) <= 10 <= upstream.fullest("u1", 2.0), seed
     # Nobody who knows only sends and answers can be faster than the optimum; we are within 5 % of it.
     assert took <= upstream.optimum(10, 2.0, lag) * 1.05, seed
 
@@ -94,10 +94,10 @@ async def test_every_kind_of_upstream_is_spared_at_any_phase(
     await three[0].upstreams.put("a", window(10, 1.0, counter=counter))
     seed = a_seed()
     upstream = Counting(seed, limiter=make(random.Random(seed).random()))
-    started = asyncio.get_running_loop().time()
+    watch = Stopwatch()
     async with lag_of(three[0], "a") as lag:
         await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(40)))
-    took = asyncio.get_running_loop().time() - started
+    took = watch.seconds
     assert (upstream.refused, seed) == (0, seed)
     assert (upstream.refusals_at_any_phase(make), seed) == (0, seed)
     assert upstream.largest("u1", 1.0) <= 10
@@ -158,9 +158,9 @@ async def test_one_hanging_call_blocks_one_permit(one: Node) -> None:
     hanging = await one.permits.acquire("a", view.policy, "u1", deadline=loop.time() + 5)
     hanging.sending()
     upstream = Counting(8, 0.005, 0.0)
-    started = loop.time()
+    watch = Stopwatch()
     await asyncio.gather(*(one.send("a", "u1", upstream) for _ in range(8)), one.send("a", "u2", upstream))
-    assert loop.time() - started < 4 * 0.35 + 0.3
+    assert watch.seconds < 4 * 0.35 + 0.3
     hanging.settle(Outcome.ENDED)
 
 
@@ -210,7 +210,7 @@ async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.Monk
 async def test_a_dead_relay_stalls_nobody(server: Topology, prefix: str) -> None:
     async with (
         FaultyProxy(server.primaries()[0].port) as proxy,
-        nodes(server.url, prefix, 1) as (alive,),
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
         nodes(proxy.url, prefix, 1) as (dying,),
     ):
         await alive.upstreams.put("dead", window(2, 0.3))
@@ -227,10 +227,10 @@ async def test_a_dead_relay_stalls_nobody(server: Topology, prefix: str) -> None
 
         await eventually(all_wait)
         proxy.blackhole()  # as after kill -9: no beat, no cancel, no word
-        started = loop.time()
+        watch = Stopwatch()
         await asyncio.gather(*(alive.send("dead", "u1", upstream) for _ in range(6)))
         # lease (2 + 1 + 0.2) and a window, then three rounds
-        assert loop.time() - started < 3.2 + 0.3 + 3 * 0.4 + 2.0
+        assert watch.seconds < 3.2 + 0.3 + 3 * 0.4 + 2.0
         assert upstream.largest("u1", 0.3) <= 2
         for task in waiting:
             task.cancel()
@@ -243,10 +243,10 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
     """It was only cut off: its waiters left the lines and stand again where they stood, ahead of later ones."""
     async with (
         FaultyProxy(server.primaries()[0].port) as proxy,
-        nodes(server.url, prefix, 1) as (alive,),
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
         nodes(proxy.url, prefix, 1) as (cut_off,),
     ):
-        await alive.upstreams.put("back", window(2, 12.0))
+        await alive.upstreams.put("back", window(2, 20.0))  # nobody is served while it is away
         view = await alive.upstreams.get("back")
         loop = asyncio.get_running_loop()
         order: list[str] = []
@@ -282,6 +282,38 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
         await asyncio.gather(*late, return_exceptions=True)
 
 
+@pytest.mark.topology("standalone", "redis")
+async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_way(
+    server: Topology, prefix: str
+) -> None:
+    """It set out before the store took us for dead, and arrived after that."""
+    async with (
+        FaultyProxy(server.primaries()[0].port) as proxy,
+        nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (alive,),
+        nodes(proxy.url, prefix, 1, deadline_ms=PATIENT_MS) as (far,),
+    ):
+        await alive.upstreams.put("far", window(1, 20.0))
+        await alive.send("far", "u1", Counting(20, 0.001, 0.0))
+        waiting = asyncio.ensure_future(far.send("far", "u1", Counting(20, 0.001, 0.0)))
+
+        async def waits(count: int) -> bool:
+            return (await alive.upstreams.figures("far", "u1"))[0].waiting == count
+
+        await eventually(partial(waits, 1))
+        assert far.permits._beat is not None
+        far.permits._beat.cancel()  # from here on, only what this test sends
+        thing, site = far.permits.thing("far"), far.permits._sites["far"]
+        await alive.store.write(thing, "DEL", thing.key("line/u1"), again=True)
+        assert await waits(0)
+        site.heard = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5
+        proxy.delay(0.6)
+        await far.permits._beat_once(site)
+        proxy.heal()
+        await eventually(partial(waits, 1))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
 async def test_a_process_paused_between_grant_and_send_does_not_send(one: Node) -> None:
     """The whole process stands still for longer than it may begin to send; the permit then serves others."""
     await one.upstreams.put("a", window(2, 0.3))
@@ -300,21 +332,22 @@ async def test_a_process_paused_between_grant_and_send_does_not_send(one: Node) 
 async def test_turn_that_cannot_come_is_told_at_once(one: Node) -> None:
     await one.upstreams.put("a", window(1, 30.0))
     upstream = Counting(12, 0.001, 0.0)
+    since = Stopwatch()
     await one.send("a", "u1", upstream)
-    await one.permits.settled(2)
-    loop = asyncio.get_running_loop()
-    started = loop.time()
+    await one.permits.settled(10)
+    watch = Stopwatch()
     with pytest.raises(DeadlineExceeded) as caught:
         await one.send("a", "u1", upstream, seconds=5)
-    assert loop.time() - started < 1
-    assert caught.value.retry_after == pytest.approx(30, abs=1)
+    assert watch.seconds < 1
+    assert caught.value.retry_after is not None
+    assert 29 - since.wall < caught.value.retry_after <= 31
 
 
 async def test_full_line_and_impossible_cost_are_refused(one: Node) -> None:
-    await one.upstreams.put("a", window(1, 5.0, max_waiting=2))
+    await one.upstreams.put("a", window(1, 20.0, max_waiting=2))
     upstream = Counting(13, 0.001, 0.0)
     await one.send("a", "u1", upstream)
-    waiting = [asyncio.ensure_future(one.send("a", "u1", upstream)) for _ in range(2)]
+    waiting = [asyncio.ensure_future(one.send("a", "u1", upstream, seconds=600)) for _ in range(2)]
 
     async def both_wait() -> bool:
         return (await one.upstreams.figures("a", "u1"))[0].waiting == 2
@@ -361,8 +394,8 @@ async def test_ten_thousand_waiters_cost_the_same_as_ten(one: Node) -> None:
         """Commands that one more ask, and one cancel, make the server run."""
         before = await _commands(one.store)
         with pytest.raises(DeadlineExceeded):
-            await one.send("a", "u1", upstream, seconds=1)
-        await one.permits.settled(2)
+            await one.send("a", "u1", upstream, seconds=30)
+        await one.permits.settled(10)
         return await _commands(one.store) - before
 
     waiting = [asyncio.ensure_future(wait_long()) for _ in range(10)]

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headgate.relay.census import PAGE, SHOWN
-from tests.store.relay_world import Counting, Node, nodes, window
-from tests.topology import eventually
+from tests.store.relay_world import PATIENT_MS, Counting, Node, nodes, window
+from tests.topology import Stopwatch, eventually
 
 
 @pytest.fixture
 async def one(anyio_backend: str, store_url: str, prefix: str) -> AsyncIterator[Node]:
-    async with nodes(store_url, prefix, 1) as (node,):
+    async with nodes(store_url, prefix, 1, deadline_ms=PATIENT_MS) as (node,):
         yield node
 
 
@@ -32,13 +32,16 @@ async def test_all_users_are_counted_not_only_the_first(one: Node) -> None:
         return (await one.upstreams.figures("a", busy))[0].waiting == 3
 
     await eventually(three_wait)
+    watch = Stopwatch()
     statuses = await asyncio.gather(*(one.upstreams.status("a") for _ in range(5)))
     status = statuses[0]
     assert (status.users, status.waiting, status.in_flight, status.cooling) == (count, 3, 0, count)
     assert status.busiest[0].user == busy
     assert len(status.busiest) == SHOWN
     assert all(other is status for other in statuses), "those who ask at once share one count"
-    assert await one.upstreams.status("a") is status, "a long count stands for a while"
+    again = await one.upstreams.status("a")
+    stood_still = watch.wall - watch.seconds > 0.1  # for longer, perhaps, than the count stands
+    assert again is status or stood_still, "a long count stands for a while"
 
     async def counted_anew() -> bool:
         return (await one.upstreams.status("a")).waiting == 0

@@ -49,12 +49,12 @@ async def test_a_deleted_queue_is_struck_from_the_list_also_when_a_worker_comes_
 ) -> None:
     """The operator is far away: between the notice that a queue changes and its end, a worker visits it."""
     assert isinstance(server, Standalone)
-    world = World(store)
+    world = World(store, real_time=True)
     await world.configure(capacity=1)
     promotion, index = world.room.promotion, world.room.queues.index
     await promotion.look()
     async with FaultyProxy(server.node.port) as proxy, open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far:
-        operator = World(far)
+        operator = World(far, real_time=True)
         await operator.room.queues.view(operator.thing)
         proxy.delay(0.05)
         deleting = asyncio.ensure_future(operator.operate("delete"))

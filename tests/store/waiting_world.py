@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import cast
@@ -122,15 +123,22 @@ async def snapshot(store: Store, thing: Thing) -> Snapshot:
 
 
 class World:
-    """One queue with a waiting room on it, and a clock that tests move."""
+    """One queue with a waiting room on it, and a clock that only tests move.
 
-    def __init__(self, store: Store, queue: str = "main") -> None:
+    Time stands still meanwhile: what is counted by the second does not depend on how busy this machine is. Where other
+    processes are at work in the queue, it has to be `real_time`.
+    """
+
+    def __init__(self, store: Store, queue: str = "main", *, real_time: bool = False) -> None:
         self.store = store
+        self._began_ms = None if real_time else int(time.time() * 1000)
         self.room = WaitingRoom(store)
         self.thing = self.room.queues.thing("default", queue)
         self.queue = queue
         self._waited_ms = 0
         self._stepped_ms = 0
+        if not real_time:
+            self._set_clock()
 
     async def configure(self, **changes: object) -> QueueView:
         """Create the queue or change its policy."""
@@ -193,8 +201,11 @@ class World:
         return await snapshot(self.store, self.thing)
 
     def _set_clock(self) -> None:
-        self.store.advance_clock(self._waited_ms)
-        self.store.step_clock(self._waited_ms + self._stepped_ms)
+        if self._began_ms is None:
+            self.store.advance_clock(self._waited_ms)
+            self.store.step_clock(self._waited_ms + self._stepped_ms)
+        else:
+            self.store.stop_clock(self._began_ms + self._waited_ms, stepped_ms=self._stepped_ms)
 
 
 async def enter_all(world: World, *users: str) -> None:

@@ -84,7 +84,8 @@ def _watch(path: str, index: int, core: int | None) -> None:
     with Path(path).open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
         woke = monotonic()
         while os.getppid() == parent:
-            ENTRY.pack_into(shared, index * ENTRY.size, woke, lost)
+            # All at once: pack_into would clear the entry first, and whoever reads it just then would find the year 0.
+            shared[index * ENTRY.size : (index + 1) * ENTRY.size] = ENTRY.pack(woke, lost)
             sleep(BEAT_SECONDS)
             before, woke = woke, monotonic()
             lost += max(0.0, woke - before - 2 * BEAT_SECONDS)

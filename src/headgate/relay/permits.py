@@ -321,7 +321,8 @@ class Permits:
                 return
             self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])
-            silent, site.heard = beaten - site.heard > SILENT_SECONDS, beaten
+            # The store heard us at some moment between then and now: it may have been silent until just now.
+            silent, site.heard = self._loop.time() - site.heard > SILENT_SECONDS, beaten
             if silent:
                 site.lines.show_places()
             if site.unreported:

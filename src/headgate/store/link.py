@@ -172,6 +172,10 @@ class Link(asyncio.Protocol):
         """Say which history this node has and what time we expect there; the first argument of most scripts."""
         return f"{self.replication_id} {self.clock.told(self._loop.time(), advance_ms)}"
 
+    def expected_ms(self) -> int:
+        """Give the time we expect there now; 0 while we know nothing."""
+        return self.clock.expect(self._loop.time())
+
     def time(self) -> float:
         """Read the monotonic clock this link goes by."""
         return self._loop.time()

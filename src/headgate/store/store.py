@@ -61,6 +61,7 @@ class Store:
         self._includes: dict[str, str] = {}
         self._rendered: dict[Script, tuple[str, str]] = {}
         self._advance_ms = 0
+        self._stands_at_ms: int | None = None
 
     def thing(self, part: str, namespace: str, name: str) -> Thing:
         """Name a thing; both names must have been checked."""
@@ -145,7 +146,8 @@ class Store:
             if asking:
                 _let_go(link.send(("ASKING",), limit))
             if context:
-                return link.send(("EVALSHA", sha, len(keys), *keys, link.context(self._advance_ms), *args), limit)
+                ahead_ms = self._advance_ms if self._stands_at_ms is None else self._stands_at_ms - link.expected_ms()
+                return link.send(("EVALSHA", sha, len(keys), *keys, link.context(ahead_ms), *args), limit)
             return link.send(("EVALSHA", sha, len(keys), *keys, *args), limit)
 
         return send
@@ -208,6 +210,7 @@ class Store:
 
     def step_clock(self, ms: int) -> None:
         """Load all scripts with a clock that stepped by so much, as if the server's had; for tests."""
+        self._stands_at_ms = None
         self._includes["server_time"] = _SHIFTED_TIME.replace("SHIFT", str(ms))
         self._rendered.clear()
 
@@ -215,6 +218,12 @@ class Store:
         """Load all scripts with a clock that is further by so much, as if we had waited; for tests."""
         self._advance_ms = ms
         self.step_clock(ms)
+
+    def stop_clock(self, at_ms: int, *, stepped_ms: int = 0) -> None:
+        """Load all scripts with a clock that stands still at a moment, whatever this machine does meanwhile; for tests."""
+        self._stands_at_ms = at_ms
+        self._includes["server_time"] = _STANDING_TIME.replace("MOMENT", str(at_ms + stepped_ms))
+        self._rendered.clear()
 
     def close(self) -> None:
         """End all connections."""
@@ -361,6 +370,12 @@ def _let_go(future: asyncio.Future[Reply]) -> None:
     """Send a command whose own answer does not matter: the next one's tells."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+
+_STANDING_TIME: Final = """
+local function server_time()
+  return MOMENT, MOMENT * 1000
+end
+"""
 
 _SHIFTED_TIME: Final = """
 local function server_time()
