@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from headgate.store import Store, StoreSettings, acl, open_store
 from tests.kinds import EVERY, LEAST_RIGHTS, chosen_kind, leave_out_other_kinds, new_store
 from tests.kinds import pytest_generate_tests as pytest_generate_tests
-from tests.processes import Gateway, GatewayProcess
+from tests.processes import PATIENT, Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
 from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
 from tests.side_by_side import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
@@ -147,8 +147,7 @@ async def store(anyio_backend: str, store_url: str, prefix: str) -> AsyncIterato
 @pytest.fixture(scope="session")
 def gateway_process(server: Topology) -> Iterator[GatewayProcess]:
     """A gateway process that all tests share."""
-    # As patient as the store of the tests.
-    with GatewayProcess(server.url, environment={"HEADGATE_STORE_DEADLINE_MS": "10000"}) as process:
+    with GatewayProcess(server.url, environment=PATIENT) as process:
         yield process
 
 

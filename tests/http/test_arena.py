@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from headgate.arena import allowance
+from headgate.arena import allowance, server
 from headgate.arena.client import ArenaClosed, enter
 from headgate.arena.protocol import Count
 from headgate.store import Store
@@ -236,7 +236,10 @@ async def test_a_lost_connection_keeps_the_seat_for_its_owner(store: Store) -> N
         assert (await world.status_until(waiting.user_id, State.PROMOTED)).rank == 0
 
 
-async def test_who_talks_while_the_server_closes_is_told_that_it_closes(store: Store) -> None:
+async def test_who_talks_while_the_server_closes_is_told_that_it_closes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 20.0)  # all of them read in this process what was said before
     fast = {"messages_per_second": 1e6, "message_burst": 1_000_000, "backlog_bytes": 100_000_000}
     async with open_world(store) as world, AsyncExitStack() as stack:
         async with world.arena(**fast) as arena:
@@ -270,8 +273,8 @@ async def test_a_player_ignores_what_a_newer_arena_says_beyond_what_it_knows() -
         await connection.send('{"type": "EMOTE_RECEIVE", "payload": {"emote": "wave"}}')
         await connection.send('{"type": "SERVERSTATUS_RESPONSE", "payload": {"clientCount": 3}}')
 
-    async with serve(newer, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
+    async with serve(newer, "127.0.0.1", 0) as listening:
+        port = next(iter(listening.sockets)).getsockname()[1]
         async with enter(f"ws://127.0.0.1:{port}/gameserver", "ticket") as visit:
             assert [message async for message in visit] == [Count(3)]
             with pytest.raises(ArenaClosed):

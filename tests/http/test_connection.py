@@ -174,7 +174,9 @@ async def test_expect_continue_is_said_when_the_body_is_wanted() -> None:
         assert (await site.exchange(head)).startswith(b"HTTP/1.1 403")
 
 
-async def test_an_early_answer_arrives_though_the_body_goes_on() -> None:
+async def test_an_early_answer_arrives_though_the_body_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 20.0)  # however slowly this client goes on
+
     async def too_large(scope: Scope, receive: Receive, send: Exchange) -> None:
         send.whole(413, b"content-length: 0\r\n\r\n", b"")
 

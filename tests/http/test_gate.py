@@ -116,8 +116,8 @@ async def test_traffic_on_one_gateway_switches_the_queue_on_at_every_gateway(
     first, second = (fresh_gateway(server.url, environment=shared) for _ in range(2))
     headers = {"X-API-Token": shared["HEADGATE_ADMIN_TOKEN"]}
     async with (
-        httpx2.AsyncClient(base_url=first.url, headers=headers) as one,
-        httpx2.AsyncClient(base_url=second.url, headers=headers) as other,
+        httpx2.AsyncClient(base_url=first.url, headers=headers, timeout=20) as one,
+        httpx2.AsyncClient(base_url=second.url, headers=headers, timeout=20) as other,
     ):
         auto = {"resource": "product-*", "threshold": 20, "windowSeconds": 5, "cooldownSeconds": 5}
         await one.put("/api/admin/queues/products", json={"auto": auto, "ratePerSecond": 0})
@@ -144,7 +144,7 @@ async def test_when_the_store_is_away_each_queue_does_what_its_operator_chose(
 ) -> None:
     topology = fresh_server()
     process = fresh_gateway(topology.url)
-    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as client:
+    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}, timeout=20) as client:
         for name, mode in (("shut", "closed"), ("lenient", "open")):
             await client.put(f"/api/admin/queues/{name}", json={"capacity": 1, "failMode": mode})
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.faults.worker_process import WorkerProcess
-from tests.processes import GatewayProcess
+from tests.processes import PATIENT, GatewayProcess
 from tests.topology import Stopwatch, Topology, eventually
 
 
@@ -44,7 +44,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def processes(server: Topology) -> Iterator[GatewayProcess]:
-    with GatewayProcess(server.url) as gateway, WorkerProcess(server.url, gateway.prefix):
+    with GatewayProcess(server.url, environment=PATIENT) as gateway, WorkerProcess(server.url, gateway.prefix):
         yield gateway
 
 

@@ -39,7 +39,7 @@ class Shell:
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         process = self.start(*arguments)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
     def state(self, name: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from headgate.gateway.settings import LIMITS, Limit
 from tests.http.sample_process import TIGHT, SampleStarter
-from tests.processes import GatewayProcess
+from tests.processes import PATIENT, GatewayProcess
 from tests.topology import Topology
 
 ROUNDS = settings(
@@ -50,7 +50,7 @@ def broken_promises(url: str, token: str) -> list[str]:
             @ROUNDS
             @given(case=operation.as_strategy(generation_mode=mode))
             def keeps_its_promises(case: schemathesis.Case[Any]) -> None:
-                response = case.call(headers={"X-API-Token": token}, timeout=10, allow_redirects=False)
+                response = case.call(headers={"X-API-Token": token}, timeout=30, allow_redirects=False)
                 case.validate_response(response, excluded_checks=[*EXCLUDED, *_excused(response)])
 
             try:
@@ -80,5 +80,5 @@ def test_sample_keeps_its_promises(fresh_sample: SampleStarter) -> None:
 
 def test_gateway_keeps_its_promises(server: Topology, fresh_gateway: Callable[..., GatewayProcess]) -> None:
     limits = msgspec.json.encode(dict.fromkeys(LIMITS, UNLIMITED)).decode()
-    gateway = fresh_gateway(server.url, environment={"HEADGATE_GATEWAY_LIMITS": limits})
+    gateway = fresh_gateway(server.url, environment={"HEADGATE_GATEWAY_LIMITS": limits, **PATIENT})
     assert broken_promises(gateway.url, gateway.token) == []

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import httpx2
 
-from tests.processes import GatewayProcess
+from tests.processes import PATIENT, GatewayProcess
 from tests.programs import need
 from tests.topology import HOST, eventually, free_port, reaper, wait_until
 
@@ -142,7 +142,7 @@ def _running(command: list[str], directory: Path, port: int, environment: dict[s
 @contextmanager
 def guarded(store_url: str) -> Iterator[GatewayProcess]:
     """Run a gateway that trusts the proxies of this machine."""
-    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8"}
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8", **PATIENT}
     with GatewayProcess(store_url, environment=environment) as process:
         yield process
 
