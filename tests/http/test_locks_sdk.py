@@ -56,8 +56,8 @@ async def test_one_holds_and_the_next_waits(hg: Headgate, name: str) -> None:
 
 
 async def test_a_held_lock_is_renewed(hg: Headgate, name: str) -> None:
-    async with hg.lock(name, ttl=3) as held:
-        await asyncio.sleep(3.5)
+    async with hg.lock(name, ttl=5) as held:
+        await asyncio.sleep(5.5)
         assert held.fence
         assert (await hg.locks.show(name)).held
     assert not (await hg.locks.show(name)).held
@@ -103,13 +103,13 @@ async def test_a_cancelled_waiter_leaves_nothing_behind(hg: Headgate, name: str)
 
 async def test_a_wait_longer_than_the_ttl_ends_in_a_whole_lease(hg: Headgate, name: str) -> None:
     held = await hg.lock(name, ttl=30).acquire()
-    waiting = asyncio.create_task(hg.lock(name, ttl=3).acquire())
+    waiting = asyncio.create_task(hg.lock(name, ttl=5).acquire())
     await eventually(lambda: _waiting(hg, name, 1))
-    await asyncio.sleep(3.2)
+    await asyncio.sleep(5.2)
     await held.release()
     got: Held = await waiting
     assert got.fence > held.grant.fence
-    await asyncio.sleep(3.2)
+    await asyncio.sleep(5.2)
     assert got.fence  # it was renewed meanwhile
     await got.release()
 
