@@ -12,15 +12,20 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headgate.store import Store, StoreSettings, acl, open_store
 from tests.kinds import EVERY, LEAST_RIGHTS, chosen_kind, leave_out_other_kinds, new_store
 from tests.kinds import pytest_generate_tests as pytest_generate_tests
-from tests.processes import Gateway, GatewayProcess
+from tests.processes import PATIENT, Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
 from tests.side_by_side import pytest_runtest_protocol as pytest_runtest_protocol
 from tests.side_by_side import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.topology import KINDS, Topology, watched_machine
+
+# How long an example takes says more about the machine than about us.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # What tests send themselves to look behind the door; the product must not need it.
 OWN_COMMANDS = acl.called((Path(__file__).parent / "store" / "lua").glob("*.lua")) | {
@@ -142,7 +147,7 @@ async def store(anyio_backend: str, store_url: str, prefix: str) -> AsyncIterato
 @pytest.fixture(scope="session")
 def gateway_process(server: Topology) -> Iterator[GatewayProcess]:
     """A gateway process that all tests share."""
-    with GatewayProcess(server.url) as process:
+    with GatewayProcess(server.url, environment=PATIENT) as process:
         yield process
 
 
@@ -150,7 +155,7 @@ def gateway_process(server: Topology) -> Iterator[GatewayProcess]:
 async def gateway(anyio_backend: str, gateway_process: GatewayProcess) -> AsyncIterator[Gateway]:
     """The shared gateway, with a client that sends the admin token."""
     async with httpx2.AsyncClient(
-        base_url=gateway_process.url, headers={"X-API-Token": gateway_process.token}
+        base_url=gateway_process.url, headers={"X-API-Token": gateway_process.token}, timeout=20
     ) as client:
         yield Gateway(gateway_process, client)
 

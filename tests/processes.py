@@ -14,6 +14,9 @@ import httpx2
 
 from tests.topology import HOST, free_port, reaper, wait_until
 
+# For a gateway whose store is never away: as patient as the tests' own stores with a machine that is busy with others.
+PATIENT = {"HEADGATE_STORE_DEADLINE_MS": "10000"}
+
 
 class GatewayProcess:
     """`headgate serve gateway` on free ports, with a random admin token and a key prefix of its own."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 from tests.processes import GatewayProcess
 from tests.programs import need
@@ -20,6 +20,9 @@ ARGUMENTS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
+# What a page shows in the end is tested, and not how soon a busy machine draws it.
+expect.set_options(timeout=20_000)
+
 
 @dataclass(frozen=True)
 class Place:
@@ -30,7 +33,7 @@ class Place:
 
     def admin(self) -> httpx2.AsyncClient:
         """Open a client that may do everything."""
-        return httpx2.AsyncClient(base_url=self.gateway.url, headers={"X-API-Token": self.gateway.token})
+        return httpx2.AsyncClient(base_url=self.gateway.url, headers={"X-API-Token": self.gateway.token}, timeout=20)
 
 
 @pytest.fixture(scope="module")

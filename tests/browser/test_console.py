@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
 
+import httpx2
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.conftest import Place
+from tests.topology import eventually
 
 
 @pytest.fixture
@@ -40,6 +41,17 @@ async def make(place: Place, queue: str, **policy: object) -> None:
     async with place.admin() as admin:
         answer = await admin.put(f"/api/admin/queues/{queue}", json={"capacity": 0, **policy})
         assert answer.status_code in (200, 201), answer.text
+
+
+async def make_reader(admin: httpx2.AsyncClient, name: str) -> str:
+    """Make a token that may look, and wait until the gateway knows it."""
+    token = str((await admin.post("/api/admin/tokens", json={"name": name, "role": "read"})).json()["token"])
+
+    async def known() -> bool:
+        return (await admin.get("/api/admin/queues", headers={"X-API-Token": token})).status_code == 200
+
+    await eventually(known, 2, "the token is known")
+    return token
 
 
 async def open_queue(page: Page, place: Place, queue: str) -> None:
@@ -129,9 +141,9 @@ async def test_another_admins_change_appears_by_itself(page: Page, place: Place,
 async def test_a_reader_sees_everything_and_changes_nothing(browser: Browser, place: Place, queue: str) -> None:
     await make(place, queue)
     async with place.admin() as admin:
-        made = await admin.post("/api/admin/tokens", json={"name": f"r-{queue}", "role": "read"})
+        token = await make_reader(admin, f"r-{queue}")
     page = await browser.new_page()
-    await sign_in(page, place, made.json()["token"])
+    await sign_in(page, place, token)
     await open_queue(page, place, queue)
     await expect(page.get_by_role("button", name="Pause")).to_have_count(0)
     await expect(page.get_by_role("button", name="Save policy")).to_be_disabled()
@@ -245,13 +257,15 @@ async def test_a_token_is_made_shown_once_and_revoked(page: Page, place: Place, 
     secret = await page.locator("[role=status] code").inner_text()
     async with place.admin() as admin:
         headers = {"X-API-Token": secret}
-        assert (await admin.get("/api/admin/queues", headers=headers)).status_code == 200
+
+        async def answered(status: int) -> bool:
+            return (await admin.get("/api/admin/queues", headers=headers)).status_code == status
+
+        await eventually(lambda: answered(200), 2, "the token is known")
         await page.get_by_role("row", name=queue).get_by_role("button", name="Revoke").click()
         await page.locator("dialog").get_by_role("button", name="Revoke").click()
         await expect(page.get_by_role("row", name=queue)).to_have_count(0)
-        async with asyncio.timeout(5):
-            while (await admin.get("/api/admin/queues", headers=headers)).status_code != 401:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: answered(401), 5, "the token is known no more")
 
 
 async def test_a_lock_is_seen_and_broken(page: Page, place: Place, queue: str) -> None:
@@ -286,11 +300,11 @@ async def test_an_instance_is_drained_disabled_and_removed(page: Page, place: Pl
 
 async def test_a_reader_is_offered_nothing_that_would_be_refused(browser: Browser, place: Place, queue: str) -> None:
     async with place.admin() as admin:
-        made = await admin.post("/api/admin/tokens", json={"name": f"o-{queue}", "role": "read"})
+        token = await make_reader(admin, f"o-{queue}")
         await admin.put(f"/cfg/v1/default/{queue}", json={"content": "39"})
         await admin.post(f"/lock/v1/{queue}/acquire", json={"ttlSeconds": 60})
     page = await browser.new_page()
-    await sign_in(page, place, made.json()["token"])
+    await sign_in(page, place, token)
     await expect(page.get_by_role("button", name="Create queue")).to_have_count(0)
     await page.goto(f"{place.gateway.url}/console#/config/{queue}")
     await expect(page.get_by_label("Content")).to_have_value("39")

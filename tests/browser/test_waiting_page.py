@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator
@@ -12,6 +11,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.conftest import Place
+from tests.topology import eventually
 
 
 @pytest.fixture
@@ -27,10 +27,12 @@ async def configure(place: Place, queue: str, **policy: object) -> None:
         body = {"paths": [f"/{queue}/**"], **policy}
         answer = await admin.put(f"/api/admin/queues/{queue}", json=body)
         assert answer.status_code in (200, 201), answer.text
-        async with asyncio.timeout(5):
+
+        async def in_force() -> bool:
             check = {"path": f"/{queue}/x", "userId": "probe"}
-            while (await admin.get("/api/gate/check", params=check)).json().get("queue") != queue:
-                await asyncio.sleep(0.05)
+            return bool((await admin.get("/api/gate/check", params=check)).json().get("queue") == queue)
+
+        await eventually(in_force, 5, "the policy is in force", every=0.05)
         await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
 
 
@@ -139,9 +141,12 @@ async def test_a_closed_lid_costs_nothing_and_the_turn_is_taken_when_it_opens(
     await context.set_offline(True)
     await lid.send("Page.setWebLifecycleState", {"state": "frozen"})
     await configure(place, queue, capacity=1)
-    async with place.admin() as admin, asyncio.timeout(20):
-        while (await admin.get(f"/api/admin/queues/{queue}")).json()["holds"] < 1:
-            await asyncio.sleep(0.1)
+    async with place.admin() as admin:
+
+        async def called() -> bool:
+            return bool((await admin.get(f"/api/admin/queues/{queue}")).json()["holds"] >= 1)
+
+        await eventually(called, 20, "it is the visitor's turn", every=0.1)
     await lid.send("Page.setWebLifecycleState", {"state": "active"})
     await context.set_offline(False)
     await expect(page).to_have_url(f"{place.site}/{queue}/shoes?size=9", timeout=20_000)

@@ -18,8 +18,9 @@ from headgate.store import Store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
 from headgate.waiting_room.model import ServerView
 from headgate.waiting_room.signing import SigningKeys
+from tests.topology import eventually
 
-PATIENCE = 10
+PATIENCE = 20
 
 
 class RunningArena:
@@ -46,12 +47,14 @@ class World:
 
     async def status_until(self, user_id: str, state: State) -> Status:
         """Ask until somebody is in a state."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                status = await self.room.status("default", "main", user_id, trusted=True)
-                if status.status is state:
-                    return status
-                await asyncio.sleep(0.02)
+        found: list[Status] = []
+
+        async def there() -> bool:
+            found.append(await self.room.status("default", "main", user_id, trusted=True))
+            return found[-1].status is state
+
+        await eventually(there, PATIENCE, f"somebody is {state}")
+        return found[-1]
 
     async def server(self, offer: Offer) -> ServerView | None:
         """Show a server as the store knows it."""
@@ -65,15 +68,14 @@ class World:
         arena = Arena(chosen)
         async with arena.open() as port:
             address = f"ws://127.0.0.1:{port}/gameserver"
-            async with self.queue.offer_seats(
-                capacity=chosen.capacity, max_capacity=chosen.max_capacity, address=address
-            ) as offer:
+            offer = self.queue.offer_seats(capacity=chosen.capacity, max_capacity=chosen.max_capacity, address=address)
 
-                async def check(ticket: str) -> str:
-                    keys = await self.room.public_keys()
-                    return keys.check_ticket(ticket, queue="main", instance_id=offer.instance_id).jti
+            async def check(ticket: str) -> str:
+                keys = await self.room.public_keys()
+                return keys.check_ticket(ticket, queue="main", instance_id=offer.instance_id).jti
 
-                arena.offer(offer, check)
+            arena.offer(offer, check)
+            async with offer:
                 yield RunningArena(arena, offer, port)
                 await arena.drain()
 

@@ -64,7 +64,7 @@ def client_of(relay: RelayProcess) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(base_url=relay.url, headers={"X-API-Token": relay.token}, limits=limits, timeout=30)
 
 
-async def raw(port: int, data: bytes, *, until: int = 1, seconds: float = 5.0) -> bytes:
+async def raw(port: int, data: bytes, *, until: int = 1, seconds: float = 15.0) -> bytes:
     """Send bytes and give what comes back: so many answers and whatever else the other side sends before it closes."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(data)
@@ -87,7 +87,7 @@ async def put(client: httpx2.AsyncClient, name: str, url: str, *limits: dict[str
     body = {
         "baseUrl": url,
         "limits": list(limits) or [{"count": 5, "seconds": 1}],
-        "timeoutSeconds": 2,
+        "timeoutSeconds": 5,
         "deliverySeconds": 0.2,
         "forwardUser": True,
     } | more

@@ -11,6 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from headgate.arena import allowance, server
 from headgate.arena.client import ArenaClosed, enter
 from headgate.arena.protocol import Count
 from headgate.store import Store
@@ -142,7 +143,10 @@ async def test_a_frame_that_is_too_large_closes_the_connection(store: Store) -> 
             assert closed.value.rcvd.code == 1009
 
 
-async def test_who_sends_too_fast_is_told_and_who_floods_is_sent_away(store: Store) -> None:
+async def test_who_sends_too_fast_is_told_and_who_floods_is_sent_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)  # nobody is allowed more because we were slow
     async with open_world(store) as world, world.arena(messages_per_second=1, message_burst=3) as arena:
         ryan, muzi = await world.promoted("Ryan"), await world.promoted("Muzi")
         async with visiting(arena.url, str(ryan.ticket_id)) as loud, visiting(arena.url, str(muzi.ticket_id)) as quiet:
@@ -176,14 +180,14 @@ async def test_two_quiet_minutes_close_the_connection_and_pings_do_not_count(sto
 
 
 async def test_hearing_others_is_not_idle(store: Store) -> None:
-    async with open_world(store) as world, world.arena(idle_seconds=0.8) as arena:
+    async with open_world(store) as world, world.arena(idle_seconds=3) as arena:
         ryan, muzi = await world.promoted("Ryan"), await world.promoted("Muzi")
         async with visiting(arena.url, str(ryan.ticket_id)) as talks, visiting(arena.url, str(muzi.ticket_id)) as hears:
             await talks.next()
             for number in range(8):  # twice as long as the idle time
                 await talks.send("MESSAGE_SEND", {"message": f"{number}"})
                 assert (await hears.next())["payload"]["message"] == f"{number}"
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.75)
 
 
 async def test_a_slow_reader_is_dropped_and_nobody_waits_for_it(store: Store) -> None:
@@ -232,7 +236,10 @@ async def test_a_lost_connection_keeps_the_seat_for_its_owner(store: Store) -> N
         assert (await world.status_until(waiting.user_id, State.PROMOTED)).rank == 0
 
 
-async def test_who_talks_while_the_server_closes_is_told_that_it_closes(store: Store) -> None:
+async def test_who_talks_while_the_server_closes_is_told_that_it_closes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 20.0)  # all of them read in this process what was said before
     fast = {"messages_per_second": 1e6, "message_burst": 1_000_000, "backlog_bytes": 100_000_000}
     async with open_world(store) as world, AsyncExitStack() as stack:
         async with world.arena(**fast) as arena:
@@ -266,8 +273,8 @@ async def test_a_player_ignores_what_a_newer_arena_says_beyond_what_it_knows() -
         await connection.send('{"type": "EMOTE_RECEIVE", "payload": {"emote": "wave"}}')
         await connection.send('{"type": "SERVERSTATUS_RESPONSE", "payload": {"clientCount": 3}}')
 
-    async with serve(newer, "127.0.0.1", 0) as server:
-        port = next(iter(server.sockets)).getsockname()[1]
+    async with serve(newer, "127.0.0.1", 0) as listening:
+        port = next(iter(listening.sockets)).getsockname()[1]
         async with enter(f"ws://127.0.0.1:{port}/gameserver", "ticket") as visit:
             assert [message async for message in visit] == [Count(3)]
             with pytest.raises(ArenaClosed):

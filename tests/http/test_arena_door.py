@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from headgate.arena import allowance
 from headgate.arena.client import enter
 from headgate.arena.protocol import Count
 from headgate.store import Store
@@ -185,6 +186,13 @@ async def test_only_who_comes_in_is_counted_as_entered(store: Store) -> None:
             assert entered() == before + 1
 
 
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time in which an address could recover."""
+    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)
+
+
+@pytest.mark.usefixtures("still")
 async def test_an_address_that_guesses_tickets_is_slowed_down(store: Store) -> None:
     async with open_world(store) as world, world.arena(handshake_failures=3) as arena:
         for number in range(3):
@@ -196,6 +204,7 @@ async def test_an_address_that_guesses_tickets_is_slowed_down(store: Store) -> N
         assert int(refused.value.response.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.usefixtures("still")
 async def test_who_holds_a_good_signed_ticket_is_not_slowed_down_by_guessers(store: Store) -> None:
     async with open_world(store) as world, world.arena(handshake_failures=1) as arena:
         ryan = await world.promoted("Ryan")
@@ -205,6 +214,7 @@ async def test_who_holds_a_good_signed_ticket_is_not_slowed_down_by_guessers(sto
             assert len(arena.arena.hall) == 1
 
 
+@pytest.mark.usefixtures("still")
 async def test_behind_a_trusted_proxy_each_client_is_counted_alone(store: Store) -> None:
     async with open_world(store) as world, world.arena(handshake_failures=1, trusted_proxies=["127.0.0.0/8"]) as arena:
         for number, status in ((1, 403), (1, 429), (2, 403)):

@@ -12,7 +12,7 @@ from headgate.waiting_room import State
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import open_world, visiting
 from tests.processes import GatewayProcess
-from tests.topology import Topology
+from tests.topology import FaultyProxy, Topology
 
 pytestmark = pytest.mark.topology("standalone")
 
@@ -21,7 +21,10 @@ async def test_an_arena_offers_its_seats_through_a_gateway(
     server: Topology, fresh_gateway: Callable[..., GatewayProcess]
 ) -> None:
     gateway = fresh_gateway(server.url)
-    async with open_store(StoreSettings(url=server.url, prefix=gateway.prefix)) as store, open_world(store) as world:
+    async with (
+        open_store(StoreSettings(url=server.url, prefix=gateway.prefix, deadline_ms=10_000)) as store,
+        open_world(store) as world,
+    ):
         with ArenaProcess(gateway.url, token=gateway.token) as arena:
             ryan, muzi = await world.promoted("Ryan"), await world.promoted("Muzi")
             async with visiting(arena.url, str(ryan.ticket_id)) as first:
@@ -32,3 +35,19 @@ async def test_an_arena_offers_its_seats_through_a_gateway(
                     assert "Muzi" in (await first.next())["payload"]["message"]
                     assert await second.count() == 2
                 await world.status_until(muzi.user_id, State.FINISHED)
+
+
+async def test_whoever_is_called_by_the_first_heartbeat_may_come_before_its_answer(
+    server: Topology, fresh_gateway: Callable[..., GatewayProcess]
+) -> None:
+    gateway = fresh_gateway(server.url)
+    async with (
+        open_store(StoreSettings(url=server.url, prefix=gateway.prefix, deadline_ms=10_000)) as store,
+        open_world(store) as world,
+        FaultyProxy(gateway.port) as far,
+    ):
+        far.delay(0.5)
+        with ArenaProcess(f"http://127.0.0.1:{far.port}", token=gateway.token) as arena:
+            ryan = await world.promoted("Ryan")
+            async with visiting(arena.url, str(ryan.ticket_id)) as guest:
+                assert await guest.count() == 1

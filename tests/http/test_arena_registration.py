@@ -101,7 +101,7 @@ async def test_one_timer_drives_both_and_both_are_gone_a_lease_after_it_stops(
             assert own == [offer._beating]
             assert offer._beating is not None
             offer._beating.cancel()
-            store.advance_clock(LEASE_MS - 1500)
+            store.advance_clock(LEASE_MS - 3000)  # and our own time comes on top
             assert await world.state(offer) == ("there", "there")
             store.advance_clock(LEASE_MS + 100)
             await Sweeper(world.registry).sweep(world.registry.service("default", TYPE, "default"))

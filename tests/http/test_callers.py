@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator
 
 import httpx2
@@ -16,7 +15,7 @@ from headgate.kit.http import Access
 from headgate.store import open_store
 from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
 from tests.http.test_requests import problem
-from tests.topology import Standalone, Topology, eventually, wait_until
+from tests.topology import Standalone, Stopwatch, Topology, eventually, wait_until
 
 ROUTES = {"read": "/sample/read/a", "service": "/sample/service/a", "admin": "/sample/default/admin/a"}
 
@@ -192,14 +191,14 @@ def test_token_is_known_and_revoked_within_a_second_on_every_process(fresh_sampl
 
     with first.admin() as admin:
         token = make(admin, name, "read")
-        made_at = time.monotonic()
+        watch = Stopwatch()
         wait_until(lambda: all(each.status_code == 200 for each in answers(token)), 5)
-        assert time.monotonic() - made_at < 1.0
+        assert watch.seconds < 1.0
         assert len({each.json()["pid"] for each in answers(token)}) == 3
         assert admin.delete(f"/api/admin/tokens/{name}").status_code == 204
-        revoked_at = time.monotonic()
+        watch = Stopwatch()
         wait_until(lambda: all(each.status_code == 401 for each in answers(token)), 5)
-        assert time.monotonic() - revoked_at < 1.0
+        assert watch.seconds < 1.0
     for client in clients:
         client.close()
 
@@ -216,9 +215,9 @@ async def test_revocation_is_in_force_within_a_second_without_a_hint(
             text, _ = await tokens.create(name, Access.READ, by="test")
             await eventually(lambda: in_force(client, text), 5)
             assert await tokens.revoke(name) == 1
-            revoked_at = time.monotonic()
+            watch = Stopwatch()
             await eventually(lambda: not in_force(client, text), 5)
-            assert time.monotonic() - revoked_at < 1.0
+            assert watch.seconds < 1.0
             assert await tokens.revoke(name) == 0
 
 

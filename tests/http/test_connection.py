@@ -174,7 +174,9 @@ async def test_expect_continue_is_said_when_the_body_is_wanted() -> None:
         assert (await site.exchange(head)).startswith(b"HTTP/1.1 403")
 
 
-async def test_an_early_answer_arrives_though_the_body_goes_on() -> None:
+async def test_an_early_answer_arrives_though_the_body_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 20.0)  # however slowly this client goes on
+
     async def too_large(scope: Scope, receive: Receive, send: Exchange) -> None:
         send.whole(413, b"content-length: 0\r\n\r\n", b"")
 
@@ -354,8 +356,9 @@ async def test_one_connection_too_many_is_told_so() -> None:
 
 
 async def test_slow_heads_and_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
+    # Long enough for what is sent to arrive, also where the machine stands still for a moment.
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 2.0)
     async with served(echo) as site:
         slow, idle = await asyncio.gather(site.exchange(b"GET / HTTP/1.1\r\nHo"), site.exchange(GET % b"/"))
     assert json.loads(parsed(slow)[2])["code"] == "request_timeout"
@@ -363,9 +366,10 @@ async def test_slow_heads_and_idle_connections_end(monkeypatch: pytest.MonkeyPat
 
 
 async def test_stopping_finishes_what_is_under_way_and_closes_the_rest() -> None:
-    go = asyncio.Event()
+    under_way, go = asyncio.Event(), asyncio.Event()
 
     async def waits(scope: Scope, receive: Receive, send: Exchange) -> None:
+        under_way.set()
         await go.wait()
         send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
 
@@ -373,7 +377,7 @@ async def test_stopping_finishes_what_is_under_way_and_closes_the_rest() -> None
         idle, _idle_writer = await site.connect()
         busy, busy_writer = await site.connect()
         busy_writer.write(GET % b"/")
-        await asyncio.sleep(0.05)
+        await under_way.wait()
         site.listener.stop()
         assert await idle.read() == b""
         go.set()

@@ -46,7 +46,7 @@ TARGETS = (
     ),
     st.lists(st.integers(1, 120), max_size=12),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes, bytes]], cuts: list[int]) -> None:
     """However requests follow each other and are cut, each is understood as if it came alone on its connection."""
     lines = [b"%b %b HTTP/1.1\r\n%b\r\n" % parts for parts in requests]

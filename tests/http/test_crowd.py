@@ -91,7 +91,7 @@ def test_two_people_chat(trial: Trial) -> None:
         assert "Muzi left." in heard[3]
         ryan.stdin.write("/quit\n")
         ryan.stdin.flush()
-        assert ryan.wait(10) == 0
+        assert ryan.wait(20) == 0
 
 
 @pytest.mark.parametrize("given", ["file", "nothing", "closed"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx2
 import pytest
 
 from tests.processes import Gateway, GatewayProcess
-from tests.topology import Topology
+from tests.topology import Topology, eventually
 
 
 @pytest.fixture
@@ -28,19 +28,13 @@ async def check(client: httpx2.AsyncClient, **query: str) -> dict[str, object]:
     return found
 
 
-async def until(ask: Callable[[], Awaitable[bool]], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not await ask():
-            await asyncio.sleep(0.05)
-
-
 async def test_a_check_answered_wait_has_entered_the_visitor(gateway: Gateway, queue: str) -> None:
     await gateway.client.put(f"/api/admin/queues/{queue}", json={"capacity": 0})
 
     async def waits() -> bool:
         return (await check(gateway.client, resource=queue, userId="ryan"))["decision"] == "wait"
 
-    await until(waits, 3)
+    await eventually(waits, 3)
     answer = await check(gateway.client, resource=queue, userId="ryan")
     assert answer["queue"] == queue
     assert answer["rank"] == 1
@@ -73,7 +67,7 @@ async def test_a_revoked_pass_is_refused_within_a_second_and_the_seat_is_free(ga
         async def admitted() -> bool:
             return "set-cookie" in (await ask()).headers
 
-        await until(admitted, 3)
+        await eventually(admitted, 3)
         assert (await ask()).status_code == 200
         servers = await gateway.client.get(f"/api/admin/queues/{queue}")
         assert servers.json()["sessions"] == 1
@@ -87,7 +81,7 @@ async def test_a_revoked_pass_is_refused_within_a_second_and_the_seat_is_free(ga
         async def refused() -> bool:
             return (await ask()).status_code == 401
 
-        await until(refused, 2)
+        await eventually(refused, 2)
         assert (await gateway.client.get(f"/api/admin/queues/{queue}")).json()["sessions"] == 0
 
 
@@ -110,7 +104,7 @@ async def test_a_signed_header_bypasses_one_queue_for_a_time(gateway: Gateway, q
             answer = await robot.get("/gate/nginx", headers={**target, signed["header"]: signed["value"]})
             return answer.status_code == 200 and "set-cookie" not in answer.headers
 
-        await until(passes, 3)
+        await eventually(passes, 3)
         altered = signed["value"][:-2] + ("AA" if not signed["value"].endswith("AA") else "BB")
         assert (await robot.get("/gate/nginx", headers={**target, "X-Robot": altered})).status_code == 401
 
@@ -122,14 +116,18 @@ async def test_traffic_on_one_gateway_switches_the_queue_on_at_every_gateway(
     first, second = (fresh_gateway(server.url, environment=shared) for _ in range(2))
     headers = {"X-API-Token": shared["HEADGATE_ADMIN_TOKEN"]}
     async with (
-        httpx2.AsyncClient(base_url=first.url, headers=headers) as one,
-        httpx2.AsyncClient(base_url=second.url, headers=headers) as other,
+        httpx2.AsyncClient(base_url=first.url, headers=headers, timeout=20) as one,
+        httpx2.AsyncClient(base_url=second.url, headers=headers, timeout=20) as other,
     ):
         auto = {"resource": "product-*", "threshold": 20, "windowSeconds": 5, "cooldownSeconds": 5}
         await one.put("/api/admin/queues/products", json={"auto": auto, "ratePerSecond": 0})
-        await asyncio.sleep(1)
-        for number in range(30):
-            await check(one, resource="product-7", userId=f"u{number}")
+
+        async def known() -> bool:
+            answers = [await check(client, resource="product-0", userId="probe") for client in (one, other)]
+            return all(answer["reason"] == "off" for answer in answers)
+
+        await eventually(known, 3, "both know of it")
+        await asyncio.gather(*(check(one, resource="product-7", userId=f"u{number}") for number in range(30)))
 
         async def waits() -> bool:
             answers = [
@@ -137,7 +135,7 @@ async def test_traffic_on_one_gateway_switches_the_queue_on_at_every_gateway(
             ]
             return all(answer["decision"] == "wait" for answer in answers)
 
-        await until(waits, 2)
+        await eventually(waits, 2)
         assert (await check(other, resource="product-8", userId="calm"))["decision"] == "pass"
 
 
@@ -146,14 +144,14 @@ async def test_when_the_store_is_away_each_queue_does_what_its_operator_chose(
 ) -> None:
     topology = fresh_server()
     process = fresh_gateway(topology.url)
-    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as client:
+    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}, timeout=20) as client:
         for name, mode in (("shut", "closed"), ("lenient", "open")):
             await client.put(f"/api/admin/queues/{name}", json={"capacity": 1, "failMode": mode})
 
         async def known() -> bool:
             return (await check(client, resource="lenient", userId="probe")).get("queue") == "lenient"
 
-        await until(known, 3)
+        await eventually(known, 3)
         assert (await check(client, resource="shut", userId="inside"))["decision"] == "pass"
         for node in topology.nodes:
             node.kill()
@@ -174,4 +172,4 @@ async def test_when_the_store_is_away_each_queue_does_what_its_operator_chose(
                 await client.get("/api/gate/check", params={"resource": "shut", "userId": "new"})
             ).status_code == 200
 
-        await until(back, 10)
+        await eventually(back, 10)

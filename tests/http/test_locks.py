@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from secrets import token_hex
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.processes import Gateway
-from tests.topology import eventually
+from tests.topology import Stopwatch, eventually
 
 
 @pytest.fixture
@@ -35,11 +34,13 @@ async def test_acquire_renew_inspect_and_release(gateway: Gateway, name: str) ->
     made = await acquire(gateway, name, holder="me", label="a worker")
     assert made.keys() == {"holder", "fence", "ttlSeconds"}
     assert (await acquire(gateway, name, holder="me"))["fence"] == made["fence"]
+    watch = Stopwatch()
     renewed = await post(gateway, f"/lock/v1/{name}/renew", holder="me")
     assert renewed.json() == {"holder": "me", "fence": made["fence"], "ttlSeconds": 10.0}
     shown = (await gateway.client.get(f"/lock/v1/{name}")).json()
     assert (shown["name"], shown["held"], shown["fence"], shown["waiting"]) == (name, True, made["fence"], 0)
-    assert 9000 < shown["ttlMs"] <= 10_000
+    assert shown["ttlMs"] + watch.wall * 1000 > 9900
+    assert shown["ttlMs"] <= 10_000
     assert "me" not in shown.values()  # the holder's name proves the holding and is nobody else's business
     refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10)
     assert (refused.status_code, refused.json()["code"]) == (409, "lock_held")
@@ -57,8 +58,15 @@ async def test_an_unknown_lock_is_a_free_one(gateway: Gateway, name: str) -> Non
 
 @pytest.mark.topology("standalone")
 async def test_a_lock_that_replicas_do_not_confirm_is_not_acquired(gateway: Gateway, name: str) -> None:
-    response = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, replicas=1)
-    assert (response.status_code, response.json()["code"]) == (503, "not_replicated")
+    answers: list[httpx2.Response] = []
+
+    async def answered() -> bool:
+        answers.append(await post(gateway, f"/lock/v1/{name}/acquire", holder="me", ttlSeconds=10, replicas=1))
+        assert answers[-1].status_code == 503
+        return bool(answers[-1].json()["code"] != "store_unavailable")  # which is all that one standing still says
+
+    await eventually(answered)
+    assert answers[-1].json()["code"] == "not_replicated"
     assert not (await gateway.client.get(f"/lock/v1/{name}")).json()["held"]
     refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, replicas=99)
     assert refused.status_code == 422
@@ -68,18 +76,19 @@ async def test_a_wait_ends_with_the_release(gateway: Gateway, name: str) -> None
     await acquire(gateway, name, holder="me")
     waiting = asyncio.create_task(acquire(gateway, name, holder="you", waitSeconds=10))
     await eventually(lambda: _waiting(gateway, name, 1))
-    began = time.monotonic()
+    watch = Stopwatch()
     await post(gateway, f"/lock/v1/{name}/release", holder="me")
     assert (await waiting)["holder"] == "you"
-    assert time.monotonic() - began < 1
+    assert watch.seconds < 1
 
 
 async def test_a_wait_that_is_too_short_is_told_so(gateway: Gateway, name: str) -> None:
     await acquire(gateway, name)
-    began = time.monotonic()
+    watch = Stopwatch()
     refused = await post(gateway, f"/lock/v1/{name}/acquire", ttlSeconds=10, waitSeconds=0.3)
     assert refused.status_code == 409
-    assert 0.3 <= time.monotonic() - began < 2
+    assert watch.wall >= 0.3
+    assert watch.seconds < 2
 
 
 async def test_whoever_hangs_up_leaves_the_line(gateway: Gateway, name: str) -> None:
@@ -189,6 +198,7 @@ async def test_a_token_of_another_namespace_can_do_nothing_with_a_lock(gateway: 
     headers = {"X-API-Token": response.json()["token"]}
     await acquire(gateway, name, holder="me")
     async with httpx2.AsyncClient(base_url=gateway.url, headers=headers) as stranger:
+        await eventually(lambda: _accepted(stranger), 2)
         elsewhere = {"namespace": "default"}
         for verb, body in (
             ("acquire", {"ttlSeconds": 10}),
@@ -214,12 +224,19 @@ async def test_each_verb_needs_its_role(gateway: Gateway, name: str) -> None:
     await acquire(gateway, name, holder="me")
     async with httpx2.AsyncClient(base_url=gateway.url) as client:
         assert (await client.get(f"/lock/v1/{name}")).status_code == 401
+        for headers in tokens.values():
+            await eventually(lambda headers=headers: _accepted(client, headers), 2)  # type: ignore[misc]
         assert (await client.get(f"/lock/v1/{name}", headers=tokens["read"])).status_code == 200
         for verb in ("acquire", "renew", "release", "break"):
             refused = await client.post(f"/lock/v1/{name}/{verb}", json={"holder": "me"}, headers=tokens["read"])
             assert refused.status_code == 403, verb
         refused = await client.post(f"/lock/v1/{name}/break", json={}, headers=tokens["service"])
         assert refused.status_code == 403
+
+
+async def _accepted(client: httpx2.AsyncClient, headers: dict[str, str] | None = None) -> bool:
+    """Tell whether the gateway knows a token that was just made."""
+    return (await client.get("/lock/v1", headers=headers)).status_code == 200
 
 
 async def _waiting(gateway: Gateway, name: str, count: int) -> bool:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -24,7 +23,7 @@ from headgate.gateway.worker import Orders
 from headgate.kit import logs
 from tests.http.sample import open_sample
 from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
-from tests.topology import HOST, eventually, free_port, wait_until
+from tests.topology import HOST, Stopwatch, eventually, free_port, wait_until
 
 SEARCH = 'headgate_http_requests_total{operation="search",status="200"}'
 MANY = 5000
@@ -112,9 +111,9 @@ def test_stop_ends_streams_and_waits_first(fresh_sample: SampleStarter) -> None:
             assert two.get("/sample/search?name=a").status_code == 200  # and its connection stays open, idle
             waiting.sendall(b"GET /sample/wait HTTP/1.1\r\nHost: x\r\n\r\n")
             wait_until(lambda: sample.figures().get('headgate_http_requests_in_flight{operation="wait"}') == 1)
-            began = time.monotonic()
+            watch = Stopwatch()
             assert sample.stop() == 0
-            assert time.monotonic() - began < 3
+            assert watch.seconds < 3
             assert [line for line in lines if line.startswith("event")] == ["event: count"]
         assert b'"code":"stopping"' in waiting.recv(65_536)
     assert "did not finish in time" not in sample.log
@@ -130,8 +129,10 @@ def test_request_under_way_is_finished(fresh_sample: SampleStarter) -> None:
         sample.process.send_signal(signal.SIGTERM)
         wait_until(lambda: not sample.ready(), 3, "it says that it is stopping")
         connection.sendall(body[5:])
+        watch = Stopwatch()
         assert connection.recv(65_536).startswith(b"HTTP/1.1 201 ")
-    assert sample.process.wait(5) == 0
+    assert sample.process.wait(15) == 0
+    assert watch.seconds < 5
 
 
 def test_request_that_never_ends_is_ended(fresh_sample: SampleStarter) -> None:
@@ -139,20 +140,23 @@ def test_request_that_never_ends_is_ended(fresh_sample: SampleStarter) -> None:
     with sample.connect() as connection:
         connection.sendall(b"POST /sample/notes HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
         wait_until(lambda: sample.figures().get('headgate_http_requests_in_flight{operation="keepNote"}') == 1)
-        began = time.monotonic()
+        watch = Stopwatch()
         assert sample.stop() == 0
-        assert 0.9 < time.monotonic() - began < 3
+        assert watch.wall > 0.9
+        assert watch.seconds < 3
     assert "did not finish in time" in sample.log
 
 
 def test_while_quiet_it_still_serves_but_says_that_it_is_not_ready(fresh_sample: SampleStarter) -> None:
-    sample = fresh_sample(quiet_seconds=2.0)
+    sample = fresh_sample(quiet_seconds=5.0)
+    watch = Stopwatch()
     sample.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not sample.ready(), 2)
     assert httpx2.get(f"{sample.ops_url}/readyz").text == "stopping\n"
     with sample.client() as client:
         assert client.get("/sample/search?name=a").status_code == 200
-    assert sample.process.wait(6) == 0
+    assert sample.process.wait(20) == 0
+    assert watch.seconds < 5 + 4
 
 
 def test_workers_do_not_outlive_their_parent(pair: SampleProcess) -> None:
@@ -244,17 +248,17 @@ def test_many_idle_connections_and_streams_leave_room_for_requests(fresh_sample:
             received = b""
             while b"event: count" not in received:
                 received += stream.recv(4096)
-        with sample.client(timeout=5) as client:
-            began = time.monotonic()
+        with sample.client() as client:
+            watch = Stopwatch()
             for _ in range(50):
                 assert client.get("/sample/search?name=a").status_code == 200
-            assert time.monotonic() - began < 5
-        began = time.monotonic()
+            assert watch.seconds < 5
+        watch = Stopwatch()
         try:
-            assert sample.stop(8) == 0
+            assert sample.stop(15) == 0
         except subprocess.TimeoutExpired:
             pytest.fail("SIGTERM did not end it in time")
-        assert time.monotonic() - began < 5
+        assert watch.seconds < 5
         assert "did not finish in time" not in sample.log
     finally:
         for connection in (*idle, *streams):

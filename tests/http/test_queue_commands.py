@@ -32,14 +32,17 @@ class Shell:
             "HEADGATE_STORE_PREFIX": process.prefix,
         }  # fmt: skip
         self.http = httpx2.Client(
-            base_url=process.url, headers={"X-API-Token": process.token}, params={"namespace": self.namespace}
+            base_url=process.url,
+            headers={"X-API-Token": process.token},
+            params={"namespace": self.namespace},
+            timeout=20,
         )
 
     def command(self, noun: str, verb: str, *rest: str) -> list[str]:
         return [sys.executable, "-m", "headgate", noun, verb, "--namespace", self.namespace, *rest]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=30)
+        return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=60)
 
     def json(self, *words: str) -> Any:
         done = self.run(*words, "--json")
@@ -115,7 +118,7 @@ def test_watch_goes_on_until_it_is_interrupted(shell: Shell) -> None:
         assert watching.stdout is not None
         lines = [msgspec.json.decode(watching.stdout.readline()) for _ in range(2)]
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 130
+        assert watching.wait(20) == 130
     assert [line["queue"] for line in lines] == ["main", "main"]
 
 
@@ -141,7 +144,7 @@ def test_a_question_can_be_left_with_one_interrupt(shell: Shell) -> None:
             assert asking.stderr is not None
             assert asking.stderr.read(9) == b"Everybody"
             asking.send_signal(signal.SIGINT)
-            assert asking.wait(10) == 130
+            assert asking.wait(20) == 130
         finally:
             asking.kill()
             os.close(side)

@@ -60,7 +60,7 @@ async def scene(
         made = Headgate(gateway_process.url, token=gateway_process.token, namespace=namespace)
     else:
         made = Headgate(server.url, prefix=gateway_process.prefix, namespace=namespace)
-    settings = StoreSettings(url=server.url, prefix=gateway_process.prefix)
+    settings = StoreSettings(url=server.url, prefix=gateway_process.prefix, deadline_ms=10_000)
     async with made as hg, open_store(settings) as store:
         yield Scene(hg, WaitingRoom(store), namespace)
 
@@ -279,14 +279,15 @@ async def test_a_wait_that_is_told_to_ask_less_often_goes_on(
         second = await scene.hg.queue.entry("second")
         await scene.visit()
         refused = False
-        for _ in range(15 if not anybody.direct else 1):
+        for _ in range(100 if not anybody.direct else 1):
             try:
                 async with aclosing(anybody.queue._line.stream("main", second.user_id, None)) as stream:
                     await anext(stream)
             except RateLimited:
                 refused = True
+                break
         assert refused is not anybody.direct
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             async with aclosing(anybody.queue.wait(second.user_id)) as wait:
                 assert (await anext(wait)).status is State.WAITING
 
@@ -316,7 +317,7 @@ async def test_a_chat_that_comes_back_before_it_was_missed_waits_until_it_is(sce
     assert (await scene.hg.queue.entry("Ryan", user_id=entry.user_id)).status is State.ACTIVE
     coming_back = asyncio.ensure_future(enter_again(scene.hg, "Ryan", "main", entry))
     await scene.hg.queue.end("s1", reason="dropped")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         assert (await coming_back).status is State.PROMOTED
 
 

@@ -27,7 +27,10 @@ class Shell:
             **os.environ, "HEADGATE_URL": process.url, "HEADGATE_TOKEN": process.token, "HOME": str(home),
         }  # fmt: skip
         self.http = httpx2.Client(
-            base_url=process.url, headers={"X-API-Token": process.token}, params={"namespace": self.namespace}
+            base_url=process.url,
+            headers={"X-API-Token": process.token},
+            params={"namespace": self.namespace},
+            timeout=20,
         )
 
     def command(self, *words: str) -> list[str]:
@@ -35,7 +38,7 @@ class Shell:
         return [sys.executable, "-m", "headgate", "service", verb, "--namespace", self.namespace, *rest]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=30)
+        return subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=60)
 
     def register(self, id_: str) -> None:
         # A lease that outlasts the test however slowly commands start.
@@ -96,7 +99,7 @@ def test_watch_prints_what_is_there_and_what_changes(shell: Shell) -> None:
         gone = msgspec.json.decode(watching.stdout.readline())
         assert (gone["kind"], gone["instanceId"]) == ("removed", "a")
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 130
+        assert watching.wait(20) == 130
     finally:
         watching.stdout.close()
         watching.kill()
@@ -113,7 +116,7 @@ def test_any_program_is_registered_while_it_lives(shell: Shell, tmp_path: Path) 
     try:
         wait_until(lambda: note.exists() and shell.names() == [note.read_text().strip()], 20)
         running.terminate()
-        assert running.wait(10) == 128 + signal.SIGTERM
+        assert running.wait(20) == 128 + signal.SIGTERM
         assert shell.names() == []
     finally:
         running.kill()

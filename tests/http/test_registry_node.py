@@ -47,7 +47,7 @@ def test_a_server_in_node_lives_in_the_registry(gateway_process: GatewayProcess)
             assert step("registered")["again"] is True
             program.send_signal(signal.SIGTERM)
             step("removed")
-            assert program.wait(10) == 0
+            assert program.wait(20) == 0
             assert client.get("/sd/v1/instances", params=place).json()["instances"] == []
         finally:
             program.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from headgate.relay.judge import SlidingLog
 from headgate.relay.strict import Delays, StrictUpstream
 from tests.http.echo import Echo
 from tests.http.relays import RelayProcess, client_of, put, raw
-from tests.topology import Topology, eventually
+from tests.topology import Stopwatch, Topology, eventually
 
 Put = Callable[..., Any]
 
@@ -41,11 +40,13 @@ def name() -> str:
 async def test_request_goes_through_and_is_told_what_waiting_cost(client: httpx2.AsyncClient, name: str) -> None:
     async with StrictUpstream(lambda: SlidingLog(5, 1.0)).open() as upstream:
         await put(client, name, upstream.url)
+        watch = Stopwatch()
         response = await client.post(f"/relay/{name}/orders/7?x=1", headers={"X-User-Id": "u1"}, content=b"hello")
+        stood_still = watch.wall - watch.seconds
         assert response.status_code == 200
         assert response.json() == {"user": "u1", "arrival": 1}
         assert response.headers["x-queue-position"] == "0"
-        assert int(response.headers["x-queue-wait"]) < 1000
+        assert int(response.headers["x-queue-wait"]) / 1000 - stood_still < 1
         assert response.headers["ratelimit-policy"] == '"relay";q=5;w=1'
         assert response.headers["ratelimit"].startswith('"relay";r=4')
         assert upstream.bodies == [b"hello"]
@@ -84,14 +85,14 @@ async def test_flood_is_accepted_and_never_trips_the_limit(client: httpx2.AsyncC
     delays = Delays(0.01, tail=0.3)
     async with StrictUpstream(lambda: SlidingLog(5, 1.0, strict=True), delays).open() as upstream:
         await put(client, name, upstream.url)
-        started = time.monotonic()
+        watch = Stopwatch()
         answers = await asyncio.gather(
             *(client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1"}) for _ in range(30))
         )
         assert {answer.status_code for answer in answers} == {200}
         assert upstream.refused == 0
         assert upstream.largest(1.0) == 5
-        assert time.monotonic() - started < 5 * 1.1 + 1.5
+        assert watch.seconds < 5 * 1.1 + 1.5
         assert max(int(answer.headers["x-queue-position"]) for answer in answers) >= 20
 
 
@@ -134,11 +135,11 @@ async def test_deadline_that_cannot_be_kept_is_told_at_once(client: httpx2.Async
     async with StrictUpstream().open() as upstream:
         await put(client, name, upstream.url, {"count": 1, "seconds": 60})
         await client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1"})
-        started = time.monotonic()
+        watch = Stopwatch()
         late = await client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1", "X-Deadline-Ms": "2000"})
         assert (late.status_code, late.json()["code"]) == (503, "deadline_exceeded")
         assert 55 <= int(late.headers["retry-after"]) <= 61
-        assert time.monotonic() - started < 1
+        assert watch.seconds < 1
 
 
 async def test_deadline_holds_also_where_all_connections_are_in_use(client: httpx2.AsyncClient, name: str) -> None:
@@ -147,10 +148,11 @@ async def test_deadline_holds_also_where_all_connections_are_in_use(client: http
         user = {"X-User-Id": "u1"}
         slow = asyncio.ensure_future(client.get(f"/relay/{name}/hang", headers=user))
         await eventually(lambda: upstream.requests == 1)
-        started = time.monotonic()
+        watch = Stopwatch()
         late = await client.get(f"/relay/{name}/x", headers=user | {"X-Deadline-Ms": "1000"})
         assert (late.status_code, late.json()["code"]) == (503, "deadline_exceeded")
-        assert 1 <= time.monotonic() - started < 5
+        assert watch.wall >= 1
+        assert watch.seconds < 5
         slow.cancel()
         await asyncio.wait((slow,))
         assert (await client.get(f"/relay/{name}/x", headers=user)).status_code == 200
@@ -190,9 +192,9 @@ async def _waiting(client: httpx2.AsyncClient, name: str, count: int) -> bool:
 
 async def test_refusal_by_the_upstream_is_waited_out_by_one_probe(client: httpx2.AsyncClient, name: str) -> None:
     """Somebody else uses the quota too: our requests go back to the head of the line and pause."""
-    limiter = SlidingLog(3, 2.0)
+    limiter = SlidingLog(3, 4.0)
     async with StrictUpstream(lambda: limiter).open() as upstream:
-        await put(client, name, upstream.url, {"count": 3, "seconds": 2})
+        await put(client, name, upstream.url, {"count": 3, "seconds": 4})
         for _ in range(3):
             limiter.arrive(asyncio.get_running_loop().time())
         answers = await asyncio.gather(
@@ -222,6 +224,7 @@ async def test_failures_say_what_became_of_the_request(client: httpx2.AsyncClien
         await put(client, name, echo.url, timeoutSeconds=0.5, retry={"attempts": 0})
         hung = await client.post(f"/relay/{name}/hang", headers={"X-User-Id": "u1"}, content=b"x")
         assert (hung.status_code, hung.json()["code"], hung.json()["outcome"]) == (504, "upstream_timeout", "unknown")
+        await put(client, name, echo.url, retry={"attempts": 0})
         cut = await client.post(f"/relay/{name}/cut", headers={"X-User-Id": "u2"}, content=b"x")
         assert (cut.status_code, cut.json()["code"], cut.json()["outcome"]) == (502, "upstream_failed", "unknown")
         junk = await client.post(f"/relay/{name}/junk", headers={"X-User-Id": "u3"}, content=b"x")

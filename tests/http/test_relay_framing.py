@@ -80,7 +80,7 @@ async def test_smuggling_is_refused(relay: RelayProcess, client: httpx2.AsyncCli
         await put(client, name, echo.url)
         head = f"POST /relay/{name}/x HTTP/1.1\r\nHost: x\r\nX-API-Token: {relay.token}\r\nX-User-Id: u1\r\n".encode()
         hidden = HIDDEN.replace(b"{name}", name.encode()).replace(b"{token}", relay.token.encode())
-        answer = await raw(relay.port, head + SMUGGLES[kind] + hidden, seconds=2)
+        answer = await raw(relay.port, head + SMUGGLES[kind] + hidden)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 ")), answer[:300]
         assert answer.count(b"HTTP/1.1 ") == 1
         # A request whose body turns out to be broken half-way may have begun; it must not have been completed.
@@ -95,7 +95,7 @@ async def test_headers_that_two_readers_would_see_differently_are_refused(
     async with Echo().open() as echo:
         await put(client, name, echo.url)
         head = f"POST /relay/{name}/x HTTP/1.1\r\nHost: x\r\nX-API-Token: {relay.token}\r\nX-User-Id: u1\r\n".encode()
-        answer = await raw(relay.port, head + STRUCK[kind], seconds=2)
+        answer = await raw(relay.port, head + STRUCK[kind])
         assert answer.startswith(b"HTTP/1.1 400 "), answer[:300]
         assert echo.requests == 0
 
@@ -107,7 +107,7 @@ async def test_a_proper_request_passes_the_same_way(relay: RelayProcess, client:
         head = f"POST /relay/{name}/x HTTP/1.1\r\nHost: x\r\nX-API-Token: {relay.token}\r\nX-User-Id: u1\r\n".encode()
         chunked = head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
         measured = head + b"Connection: close\r\nContent-Length: 3\r\n\r\nabc"
-        answer = await raw(relay.port, chunked + measured, until=2, seconds=5)
+        answer = await raw(relay.port, chunked + measured, until=2)
         assert answer.count(b"HTTP/1.1 200 ") == 2
         assert echo.whole == 2
 

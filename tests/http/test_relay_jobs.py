@@ -67,9 +67,16 @@ async def ended(client: httpx2.AsyncClient, locations: list[str], seconds: float
     return [await state(client, location) for location in locations]
 
 
+class Steady(Delays):
+    """A network that takes the same time for everything: long enough to find all of a few requests on their way."""
+
+    def one(self) -> float:
+        return self.seconds
+
+
 async def test_jobs_are_sent_within_the_limit_and_answered(client: httpx2.AsyncClient, name: str) -> None:
-    async with StrictUpstream(lambda: SlidingLog(4, 1.0, strict=True), Delays(0.01, tail=0.2)).open() as upstream:
-        await put(client, name, upstream.url, 4, 1.0)
+    async with StrictUpstream(lambda: SlidingLog(4, 2.0, strict=True), Delays(0.01, tail=0.2)).open() as upstream:
+        await put(client, name, upstream.url, 4, 2.0)
         locations = [await submit(client, name) for _ in range(12)]
         last = await state(client, locations[-1])
         assert last["state"] == "waiting"
@@ -113,25 +120,26 @@ async def test_killed_relay_leaves_its_jobs_to_another(server: Topology, name: s
     with RelayProcess(server.url) as dying:
         environment = {"HEADGATE_ADMIN_TOKEN": dying.token}
         async with (
-            StrictUpstream(lambda: SlidingLog(3, 1.0, strict=True), Delays(0.4)).open() as upstream,
-            httpx2.AsyncClient(base_url=dying.url, headers={"X-API-Token": dying.token}, timeout=10) as client,
+            StrictUpstream(lambda: SlidingLog(3, 1.0, strict=True), Steady(2)).open() as upstream,
+            httpx2.AsyncClient(base_url=dying.url, headers={"X-API-Token": dying.token}, timeout=20) as client,
         ):
-            await put(client, name, upstream.url, 3, 1.0)
-            unsafe = [await submit(client, name, user="u1") for _ in range(3)]
-            safe = [await submit(client, name, "GET", user="u2") for _ in range(3)]
-            waiting = [await submit(client, name, user="u1") for _ in range(6)]
+            await put(client, name, upstream.url, 3, 1.0, timeoutSeconds=8)
+            unsafe = await asyncio.gather(*(submit(client, name, user="u1") for _ in range(3)))
+            safe = await asyncio.gather(*(submit(client, name, "GET", user="u2") for _ in range(3)))
+            waiting = await asyncio.gather(*(submit(client, name, user="u1") for _ in range(6)))
 
             async def all_sending() -> bool:
                 return all([(await state(client, job))["state"] == "sending" for job in [*unsafe, *safe]])
 
             await eventually(all_sending, 5, every=0.005)
             dying.kill()
+            upstream.delays = Delays(0.1)  # for those that are sent from now on
             heir = RelayProcess(server.url, prefix=dying.prefix, environment=environment)
             # In a thread: the upstream lives in this loop, and what is on its way to it must go on arriving.
             await anyio.to_thread.run_sync(heir.start)
             try:
                 async with httpx2.AsyncClient(
-                    base_url=heir.url, headers={"X-API-Token": dying.token}, timeout=10
+                    base_url=heir.url, headers={"X-API-Token": dying.token}, timeout=20
                 ) as other:
                     views = await ended(other, [*unsafe, *safe, *waiting], 40)
             finally:
@@ -142,12 +150,12 @@ async def test_killed_relay_leaves_its_jobs_to_another(server: Topology, name: s
 
 
 async def test_stopping_relay_finishes_what_it_has(server: Topology, name: str) -> None:
-    with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "5"}) as stopping:
+    with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "10"}) as stopping:
         async with (
-            StrictUpstream(lambda: SlidingLog(2, 1.0, strict=True), Delays(0.1)).open() as upstream,
+            StrictUpstream(lambda: SlidingLog(2, 3.0, strict=True), Delays(0.1)).open() as upstream,
             httpx2.AsyncClient(base_url=stopping.url, headers={"X-API-Token": stopping.token}, timeout=20) as client,
         ):
-            await put(client, name, upstream.url, 2, 1.0)
+            await put(client, name, upstream.url, 2, 3.0)
             under_way = [
                 asyncio.ensure_future(client.get(f"/relay/{name}/x", headers={"X-User-Id": "u1"})) for _ in range(4)
             ]

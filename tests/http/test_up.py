@@ -11,14 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 
 import httpx2
 import msgspec
 import psutil
 import pytest
 
-from tests.topology import free_port, wait_until
+from tests.topology import Stopwatch, free_port, wait_until
 
 pytestmark = pytest.mark.topology("standalone")
 
@@ -84,10 +83,10 @@ class Up:
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> float:
         """Ask it to stop, and give the seconds that took."""
-        started = monotonic()
+        watch = Stopwatch()
         self.process.send_signal(number)
         self.process.wait(20)
-        return monotonic() - started
+        return watch.seconds
 
 
 def clean_environment(**more: str) -> dict[str, str]:

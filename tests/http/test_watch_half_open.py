@@ -20,7 +20,7 @@ from tests.topology import HOST, FaultyProxy, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.topology("standalone")]
 
-SILENT_SECONDS = 2.0
+SILENT_SECONDS = 3.0
 
 
 @pytest.fixture

@@ -29,13 +29,13 @@ def proxy(request: pytest.FixtureRequest, guard: GatewayProcess) -> Iterator[str
 
 @pytest.fixture
 async def admin(guard: GatewayProcess) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=guard.url, headers={"X-API-Token": guard.token}) as client:
+    async with httpx2.AsyncClient(base_url=guard.url, headers={"X-API-Token": guard.token}, timeout=20) as client:
         yield client
 
 
 @pytest.fixture
 async def visitor(proxy: str) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=proxy, headers={"Accept": "text/html"}) as client:
+    async with httpx2.AsyncClient(base_url=proxy, headers={"Accept": "text/html"}, timeout=20) as client:
         yield client
 
 

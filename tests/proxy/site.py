@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import threading
@@ -14,9 +13,9 @@ from urllib.request import urlopen
 
 import httpx2
 
-from tests.processes import GatewayProcess
+from tests.processes import PATIENT, GatewayProcess
 from tests.programs import need
-from tests.topology import HOST, free_port, reaper, wait_until
+from tests.topology import HOST, eventually, free_port, reaper, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -143,7 +142,7 @@ def _running(command: list[str], directory: Path, port: int, environment: dict[s
 @contextmanager
 def guarded(store_url: str) -> Iterator[GatewayProcess]:
     """Run a gateway that trusts the proxies of this machine."""
-    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8"}
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8", **PATIENT}
     with GatewayProcess(store_url, environment=environment) as process:
         yield process
 
@@ -152,21 +151,23 @@ async def configure(admin: httpx2.AsyncClient, queue: str, **policy: object) -> 
     """Write a queue's policy and wait until it is in force."""
     answer = await admin.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}/**"], **policy})
     assert answer.status_code in (200, 201), answer.text
-    async with asyncio.timeout(5):
-        # In force on every gateway within a second; the gate says so itself.
-        while True:
-            check = await admin.get("/api/gate/check", params={"path": f"/{queue}/x", "userId": "probe"})
-            if check.json().get("queue") == queue:
-                break
-            await asyncio.sleep(0.05)
+
+    async def in_force() -> bool:
+        check = await admin.get("/api/gate/check", params={"path": f"/{queue}/x", "userId": "probe"})
+        return bool(check.json().get("queue") == queue)
+
+    # In force on every gateway within a second; the gate says so itself.
+    await eventually(in_force, 5, "the policy is in force", every=0.05)
     await admin.delete("/api/queue/entry", params={"userId": "probe", "queue": queue})
 
 
 async def passes(visitor: httpx2.AsyncClient, asked: str) -> str:
     """Ask until the site answers, as the page does when it is somebody's turn."""
-    async with asyncio.timeout(10):
-        while True:
-            answer = await visitor.get(asked)
-            if answer.status_code == 200:
-                return answer.text
-            await asyncio.sleep(0.2)
+    answers: list[httpx2.Response] = []
+
+    async def passed() -> bool:
+        answers.append(await visitor.get(asked))
+        return answers[-1].status_code == 200
+
+    await eventually(passed, 10, "the site answers", every=0.2)
+    return answers[-1].text

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
 
 from tests.processes import Gateway
+from tests.topology import eventually
 
 QUEUE = "dialects"
 
@@ -18,9 +18,11 @@ async def client(gateway: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
     made = await gateway.client.put(f"/api/admin/queues/{QUEUE}", json={"capacity": 0, "paths": ["/dialects/**"]})
     assert made.status_code in (200, 201)
     async with httpx2.AsyncClient(base_url=gateway.url) as visitor:
-        async with asyncio.timeout(5):
-            while (await ask(visitor, "/gate/nginx", {"X-Original-URI": "/dialects/x"})).status_code == 200:
-                await asyncio.sleep(0.05)
+
+        async def guarded() -> bool:
+            return (await ask(visitor, "/gate/nginx", {"X-Original-URI": "/dialects/x"})).status_code != 200
+
+        await eventually(guarded, 5, "the queue is known", every=0.05)
         visitor.cookies.clear()
         yield visitor
 

@@ -94,7 +94,7 @@ async def test_the_stream_comes_through_unbuffered(
 
 @pytest.mark.parametrize("start", [nginx, caddy], ids=["nginx", "caddy"])
 async def test_a_flood_from_one_address_is_limited_and_hurts_nobody_else(server: Topology, start: Proxy) -> None:
-    limits = {"entry": {"per_second": 1, "burst": 5}, "gate": {"per_second": 1, "burst": 40}}
+    limits = {"entry": {"per_second": 0.1, "burst": 5}, "gate": {"per_second": 0.1, "burst": 40}}
     environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_GATEWAY_LIMITS": json.dumps(limits)}
     with (
         site() as site_port,

@@ -63,12 +63,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_quiet_stream_is_kept_open_by_comments() -> None:
     stop, sent, closed = Stop(), Sent(), list[bool]()
     running = asyncio.ensure_future(StreamRunner(Stream(quiet_after_one(closed)), call_of(stop), sent).run())
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         while len(sent.chunks) < 4:
             await asyncio.sleep(0.005)
     assert sent.chunks[:4] == [event("a", 1), b":\n\n", b":\n\n", b":\n\n"]
     stop.set()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await running
     assert closed == [True]
 
@@ -77,14 +77,14 @@ async def test_nothing_is_put_into_a_stream_of_another_kind() -> None:
     stop, sent, closed = Stop(), Sent(), list[bool]()
     stream = Stream(quiet_after_one(closed), "application/octet-stream")
     asyncio.get_running_loop().call_later(0.1, stop.set)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await StreamRunner(stream, call_of(stop), sent).run()
     assert sent.chunks == [event("a", 1)]
 
 
 async def test_client_that_does_not_read_is_let_go() -> None:
     closed: list[bool] = []
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await StreamRunner(Stream(quiet_after_one(closed)), call_of(Stop()), Sent(blocked=True)).run()
     assert closed == [True]
 
@@ -96,5 +96,5 @@ async def test_stream_that_always_has_more_lets_others_run() -> None:
 
     stop = Stop()
     asyncio.get_running_loop().call_later(0.01, stop.set)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await StreamRunner(Stream(endless()), call_of(stop), Sent()).run()

@@ -138,8 +138,9 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
             log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
             if not await _queue_exists(hg, settings.queue, life):
                 return
+            # Before the first heartbeat: whoever is called by it may be here before its answer is.
+            game.offer(offer, _check(hg, offer, configuration))
             async with offer:
-                game.offer(offer, _check(hg, offer, configuration))
                 await life.quiet.wait()
                 await game.drain()
     log.info("arena stopped")
