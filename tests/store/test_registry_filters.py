@@ -81,7 +81,7 @@ def test_the_store_and_python_choose_alike(
     async def main() -> None:
         from secrets import token_hex
 
-        async with open_store(StoreSettings(url=server.url, prefix=f"t{token_hex(4)}")) as store:
+        async with open_store(StoreSettings(url=server.url, prefix=f"t{token_hex(4)}", deadline_ms=10_000)) as store:
             await compare(store)
 
     runner.run(main())
