@@ -127,7 +127,7 @@ async def test_fences_grow_across_restarts_and_lost_keys(fresh_server: Callable[
 @standalone_only
 async def test_a_partitioned_holder_is_told_before_its_lease_ends(server: Standalone, prefix: str) -> None:
     async with FaultyProxy(server.node.port) as proxy:
-        settings = StoreSettings(url=proxy.url, prefix=prefix)
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)
         async with open_store(settings) as far, Locks(far) as locks, another(server, prefix) as near:
             told = 0.0
             with pytest.raises(LockLost, match="not renewed"):  # noqa: PT012 -- the block is what is tested
