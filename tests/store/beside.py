@@ -31,5 +31,5 @@ def store_beside(url: str, prefix: str = "t") -> Iterator[tuple[Run, Store]]:
             return portal.call(wait)
 
         settings = StoreSettings(url=url, prefix=prefix, deadline_ms=10_000)
-        with portal.wrap_async_context_manager(open_store(settings)) as store:
+        with portal.wrap_async_context_manager(open_store(settings, wait_seconds=30)) as store:
             yield run, store

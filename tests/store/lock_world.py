@@ -30,7 +30,7 @@ async def another(
 ) -> AsyncIterator[Locks]:
     """Locks on a connection of their own, as another process has them."""
     patient = StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)
-    async with open_store(patient) as store, Locks(store, settings) as made:
+    async with open_store(patient, wait_seconds=30) as store, Locks(store, settings) as made:
         yield made
 
 

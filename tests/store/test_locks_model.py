@@ -126,7 +126,7 @@ class LockMachine(RuleBasedStateMachine):
         from secrets import token_hex
 
         settings = StoreSettings(url=self.url, prefix=f"t{token_hex(4)}", deadline_ms=10_000)
-        return await self.stack.enter_async_context(open_store(settings))
+        return await self.stack.enter_async_context(open_store(settings, wait_seconds=30))
 
     def teardown(self) -> None:
         self.run(self.stack.aclose())

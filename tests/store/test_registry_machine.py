@@ -45,7 +45,7 @@ class Machine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         settings_ = StoreSettings(url=self.url, prefix=f"t{token_hex(4)}", deadline_ms=10_000)
-        self.store = self.run(self.stack.enter_async_context(open_store(settings_)))
+        self.store = self.run(self.stack.enter_async_context(open_store(settings_, wait_seconds=30)))
         self.clock = StoppedClock(self.store)
         self.registry = self.run(self._registry())
         self.sweeper = Sweeper(self.registry)
