@@ -30,5 +30,6 @@ def store_beside(url: str, prefix: str = "t") -> Iterator[tuple[Run, Store]]:
 
             return portal.call(wait)
 
-        with portal.wrap_async_context_manager(open_store(StoreSettings(url=url, prefix=prefix))) as store:
+        settings = StoreSettings(url=url, prefix=prefix, deadline_ms=10_000)
+        with portal.wrap_async_context_manager(open_store(settings, wait_seconds=30)) as store:
             yield run, store

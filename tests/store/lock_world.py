@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from prometheus_client import REGISTRY
 
 from headgate.kit import metrics
-from headgate.locks import Locks
+from headgate.locks import Locks, LockSettings
 from headgate.store import StoreSettings, open_store
 from headgate.store.metrics import SCRIPT_SECONDS
-from tests.topology import FaultyProxy, Topology
+from tests.topology import FaultyProxy, Stopwatch, Topology
 
 LONG_TTL = 60.0  # far longer than a test waits: only being told, or giving back, lets anybody go on in time
 
+# A grace that outlasts a machine which stands still: nobody is passed over for it.
+CALM = LockSettings(grace_ms=2000)
+LONGER_THAN_THE_GRACE = 2.3
+
+T = TypeVar("T")
+
 
 @asynccontextmanager
-async def another(server: Topology | FaultyProxy, prefix: str) -> AsyncIterator[Locks]:
+async def another(
+    server: Topology | FaultyProxy, prefix: str, settings: LockSettings | None = None
+) -> AsyncIterator[Locks]:
     """Locks on a connection of their own, as another process has them."""
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store, Locks(store) as made:
+    patient = StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)
+    async with open_store(patient, wait_seconds=30) as store, Locks(store, settings) as made:
         yield made
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """Wait for what must be there in so many seconds, not counting those in which the machine stood still."""
+    watch = Stopwatch()
+    async with asyncio.timeout(LONG_TTL / 2):
+        done = await work
+    assert watch.seconds < seconds
+    return done
 
 
 async def are_waiting(locks: Locks, count: int) -> bool:

@@ -58,7 +58,7 @@ async def test_a_process_works_with_its_rights_and_can_do_nothing_else(
     for node in server.servers if isinstance(server, Sentinel) else server.nodes:
         node.command("ACL", "SETUSER", user, *rules)
     url = server.url.replace("://", f"://{user}:s3cret@", 1)
-    async with open_store(StoreSettings(url=url, prefix=prefix, volatile=True)) as store:
+    async with open_store(StoreSettings(url=url, prefix=prefix, volatile=True, deadline_ms=10_000)) as store:
         index = Index(store, "queue")
         thing = store.thing("queue", "default", "main")
         with store.hints.listen(thing, "events", lambda _text: None):

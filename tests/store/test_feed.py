@@ -234,7 +234,7 @@ async def test_a_flush_is_told_as_a_reset(registry: Registry, watcher: Watcher, 
 async def test_a_restart_is_told_as_a_reset_and_nothing_is_missing(fresh_server: object) -> None:
     server = fresh_server()  # type: ignore[operator]
     assert isinstance(server, Topology)
-    async with open_store(StoreSettings(url=server.url, prefix="t")) as store:
+    async with open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=10_000)) as store:
         registry = Registry(store)
         watcher = Watcher(registry, registry.service("default", "game", "g"))
         await put(registry, "a")

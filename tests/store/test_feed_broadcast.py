@@ -16,7 +16,7 @@ from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store, reader
 from headgate.store.feed import READ, Change, Notice, Snapshot
 from tests.store.torn import writer_and_reader
-from tests.topology import FaultyProxy, Standalone, eventually
+from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -101,11 +101,15 @@ async def test_a_change_is_read_and_written_once_for_all_who_watch(
         return await run(script, *arguments, **names)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store, "run", counted)
+    watch = Stopwatch()
     for number in range(5):
         await put(registry, f"i{number}")
         seen = number + 2
         await eventually(lambda: all(len(client.changes()) == seen for client in clients))  # noqa: B023  # awaited here
-    assert reads <= 15, "a reader looks once for each hint and now and then by its timer, not once for each watcher"
+    by_its_timer = watch.wall / reader.TIMER_SECONDS
+    assert reads <= 15 + by_its_timer, (
+        "a reader looks once for each hint and now and then by its timer, not once for each watcher"
+    )
     assert set(write.written.values()) == {1}
     assert all(client.changes() == clients[0].changes() for client in clients)
     assert (registry.feed.watchers, registry.feed.readers) == (200, 1)
@@ -193,12 +197,12 @@ async def test_the_lag_grows_while_the_store_is_silent() -> None:
     with Standalone() as server:
         async with (
             FaultyProxy(server.node.port) as proxy,
-            open_store(StoreSettings(url=proxy.url, prefix="t")) as store,
+            open_store(StoreSettings(url=proxy.url, prefix="t", deadline_ms=10_000)) as store,
         ):
             registry = Registry(store)
             client = Client(registry, Writing())
             await eventually(lambda: client.words() == ["bookmark"])
-            assert metrics.WATCH_LAG._value.get() < 3
+            await eventually(lambda: metrics.WATCH_LAG._value.get() < 3, 20)
             proxy.blackhole()
             await eventually(lambda: metrics.WATCH_LAG._value.get() > 4, 20)
             proxy.heal()

@@ -89,7 +89,7 @@ async def test_a_killed_subscriber_comes_back_and_says_that_hints_may_be_missing
 @pytest.mark.topology("standalone")
 async def test_one_connection_serves_all_listeners(fresh_server: Callable[..., Standalone], prefix: str) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)) as store:
         words: list[str | None] = []
         thing = store.thing("t", "default", "x")
         with (
@@ -107,7 +107,7 @@ async def test_one_connection_serves_all_listeners(fresh_server: Callable[..., S
 async def test_a_silent_connection_is_given_up(server: Standalone, prefix: str) -> None:
     """No reset comes: only the missing answer to a ping tells that nobody is there."""
     async with FaultyProxy(server.node.port) as proxy:
-        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+        async with open_store(StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)) as store:
             thing = store.thing("t", "default", "x")
             words: list[str | None] = []
             with store.hints.listen(thing, "events", words.append):

@@ -42,7 +42,7 @@ async def test_a_crash_or_failover_makes_a_thing_uncertain_once(
     fresh_server: Callable[..., Topology], prefix: str
 ) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)) as store:
         thing = store.thing("t", "default", "x")
         before = await take_number(store, thing)
         await server.fail_over(thing.key("meta"))
@@ -67,7 +67,7 @@ async def test_a_reader_changes_nothing(store: Store) -> None:
 
 async def test_a_flushed_store_is_new(fresh_server: Callable[..., Topology], prefix: str) -> None:
     server = fresh_server()
-    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)) as store:
         thing = store.thing("t", "default", "x")
         before = await take_number(store, thing)
         for node in server.primaries():
@@ -80,7 +80,7 @@ async def test_a_flushed_store_is_new(fresh_server: Callable[..., Topology], pre
 
 async def test_all_processes_agree_on_the_new_epoch(fresh_server: Callable[..., Topology], prefix: str) -> None:
     server = fresh_server()
-    settings = StoreSettings(url=server.url, prefix=prefix)
+    settings = StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)
     async with open_store(settings) as one, open_store(settings) as two:
         thing = one.thing("t", "default", "x")
         before = await take_number(one, thing)
@@ -94,7 +94,7 @@ async def test_all_processes_agree_on_the_new_epoch(fresh_server: Callable[..., 
 async def test_a_new_identity_of_a_living_primary_is_one_change(prefix: str) -> None:
     """A primary may take a new replication id while connected; processes hear of it one after the other."""
     with Standalone(options={"enable-debug-command": "yes"}) as server:
-        settings = StoreSettings(url=server.url, prefix=prefix)
+        settings = StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)
         async with open_store(settings) as one:
             thing = one.thing("t", "default", "x")
             first = await take_number(one, thing)
@@ -117,7 +117,10 @@ async def test_a_new_identity_of_a_living_primary_is_one_change(prefix: str) -> 
 @pytest.mark.topology("standalone")
 async def test_numbers_grow_through_failovers_that_lose_writes(prefix: str) -> None:
     """Three servers in a row, each promoted without the last writes of the one before."""
-    async with Replicated() as pair, open_store(StoreSettings(url=pair.url, prefix=prefix)) as store:
+    async with (
+        Replicated() as pair,
+        open_store(StoreSettings(url=pair.url, prefix=prefix, deadline_ms=10_000)) as store,
+    ):
         thing = store.thing("t", "default", "x")
         given = [(await take_number(store, thing)).number]
         for _ in range(2):

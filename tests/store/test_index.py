@@ -12,14 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headgate.store import Claim, Index, Store
 from tests.store.beside import Run, store_beside
+from tests.store.stopped_clock import StoppedClock
 from tests.topology import Topology
 
-# The model's unit of time: longer than a claim, and so long that what the steps really take does not matter.
+# The model's unit of time: longer than a claim.
 UNIT_MS = 5000
 
 
 @pytest.fixture
-async def index(store: Store) -> Index:
+async def clock(store: Store) -> StoppedClock:
+    return StoppedClock(store)
+
+
+@pytest.fixture
+async def index(store: Store, clock: StoppedClock) -> Index:
     return Index(store, "queue")
 
 
@@ -62,33 +68,33 @@ async def test_what_is_due_is_claimed_once(index: Index, store: Store) -> None:
     assert max(len(claims) for claims in taken) == 16
 
 
-async def test_the_most_overdue_comes_first(index: Index, store: Store) -> None:
+async def test_the_most_overdue_comes_first(index: Index, store: Store, clock: StoppedClock) -> None:
     for name, due_in_ms in (("later", 200), ("soon", 100), ("now", 0), ("tomorrow", 86_400_000)):
         await index.put(store.thing("queue", "default", name), due_in_ms)
-    store.advance_clock(1000)
+    clock.set(1000)
     assert names(await index.claim(limit=2)) == ["now", "soon"]
     assert names(await index.claim(limit=2)) == ["later"]
 
 
-async def test_a_dead_workers_claim_lapses(index: Index, store: Store) -> None:
+async def test_a_dead_workers_claim_lapses(index: Index, store: Store, clock: StoppedClock) -> None:
     await index.put(store.thing("queue", "default", "q"), 0)
     assert names(await index.claim()) == ["q"]
-    store.advance_clock(1900)
+    clock.set(1900)
     assert names(await index.claim()) == []
-    store.advance_clock(2500)
+    clock.set(2500)
     assert names(await index.claim()) == ["q"]
 
 
-async def test_done_says_when_it_is_due_again(index: Index, store: Store) -> None:
+async def test_done_says_when_it_is_due_again(index: Index, store: Store, clock: StoppedClock) -> None:
     await index.put(store.thing("queue", "default", "q"), 0)
     (claim,) = await index.claim()
     await index.done(claim, due_in_ms=5000)
-    store.advance_clock(4000)
+    clock.set(4000)
     assert names(await index.claim()) == []
-    store.advance_clock(6000)
+    clock.set(6000)
     (claim,) = await index.claim()
     await index.done(claim, due_in_ms=None)
-    store.advance_clock(600_000)
+    clock.set(600_000)
     assert names(await index.claim()) == []
     assert len(await index.list()) == 1
 
@@ -116,28 +122,28 @@ async def test_a_put_during_the_visit_is_not_lost(index: Index, store: Store) ->
         await index.done(claims[0], None)
 
 
-async def test_forget_strikes_only_what_nobody_put_meanwhile(index: Index, store: Store) -> None:
+async def test_forget_strikes_only_what_nobody_put_meanwhile(index: Index, store: Store, clock: StoppedClock) -> None:
     thing = store.thing("queue", "default", "q")
     await index.put(thing, 0)
     (claim,) = await index.claim()
     await index.put(thing)
     assert not await index.forget(claim)
     assert list(await index.list()) == [thing]
-    store.advance_clock(3000)
+    clock.set(3000)
     (claim,) = await index.claim()
     assert await index.forget(claim)
     assert await index.forget(claim)
     assert list(await index.list()) == []
-    store.advance_clock(60_000)
+    clock.set(60_000)
     assert list(await index.claim()) == []
 
 
-async def test_an_earlier_time_stands(index: Index, store: Store) -> None:
+async def test_an_earlier_time_stands(index: Index, store: Store, clock: StoppedClock) -> None:
     thing = store.thing("queue", "default", "q")
     await index.put(thing, 1000)
     await index.put(thing, 50_000)
     await index.put(thing)
-    store.advance_clock(1500)
+    clock.set(1500)
     assert names(await index.claim()) == ["q"]
 
 
@@ -151,7 +157,7 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store.prefix = f"t{secrets.token_hex(4)}"
-        self.store.advance_clock(0)
+        self.clock = StoppedClock(self.store)
         self.index = self.run(self._make())
         self.now = 0
         self.due: dict[str, int] = {}
@@ -211,7 +217,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(units=st.integers(1, 4))
     def wait(self, units: int) -> None:
         self.now += units * UNIT_MS
-        self.store.advance_clock(self.now)
+        self.clock.set(self.now)
 
     @invariant()
     def lists_what_was_put(self) -> None:

@@ -91,10 +91,10 @@ async def test_the_same_holder_asking_again_gets_the_same_fence(locks: Locks) ->
 
 async def test_a_broken_lock_is_lost_at_the_next_renewal(locks: Locks) -> None:
     with pytest.raises(LockLost, match="taken away"):  # noqa: PT012 -- the block is what is tested
-        async with locks.lock("a", ttl=1) as held:
+        async with locks.lock("a", ttl=5) as held:
             assert await locks.break_lock("a", by="operator", reason="stuck") == held.fence
             assert await locks.break_lock("a", by="operator") == 0
-            await asyncio.sleep(5)
+            await asyncio.sleep(30)
 
 
 async def test_a_break_of_another_holding_changes_nothing(locks: Locks) -> None:
@@ -209,24 +209,24 @@ async def test_an_election_has_one_leader_and_observers_see_every_change(
     async with another(server, prefix) as other:
         observer = asyncio.create_task(observe())
         await eventually(lambda: seen == [None])
-        async with Election(other, "boss", ttl=1, candidate="ann").campaign() as ann:
+        async with Election(other, "boss", ttl=3, candidate="ann").campaign() as ann:
             await eventually(lambda: len(seen) == 2)
-            rival = asyncio.create_task(Election(locks, "boss", ttl=1, candidate="bob").campaign().acquire())
-            await asyncio.sleep(1.2)
+            rival = asyncio.create_task(Election(locks, "boss", ttl=3, candidate="bob").campaign().acquire())
+            await asyncio.sleep(3.2)
             assert not rival.done()
             assert seen[1:] == [Leader("ann", ann.fence)]
         bob = await rival
         await eventually(lambda: seen[-1] == Leader("bob", bob.fence))
         assert bob.fence > ann.grant.fence
         bob._timer.cancel()  # bob stops renewing, as a dead process does
-        await eventually(lambda: seen[-1] is None, seconds=3)
+        await eventually(lambda: seen[-1] is None, seconds=5)
         observer.cancel()
 
 
 async def test_what_locks_do_is_counted(locks: Locks) -> None:
     before = {name: metric(name) for name in ("held", "waiting", "acquire_seconds_count", "hold_seconds_count")}
     lost, renewed = metric("lost_total"), metric("renewals_total")
-    async with locks.lock("a", ttl=3):
+    async with locks.lock("a", ttl=5):
         waiting = asyncio.create_task(locks.lock("a", ttl=1, renew=False).acquire())
         await eventually(lambda: are_waiting(locks, 1))
         assert metric("held") == before["held"] + 1
@@ -246,9 +246,9 @@ async def test_what_locks_do_is_counted(locks: Locks) -> None:
 
 async def test_closing_tells_the_holder_and_frees_the_lock(server: Topology, prefix: str, locks: Locks) -> None:
     async with another(server, prefix) as other:
-        held: Held = await other.lock("a", ttl=30).acquire()
+        held: Held = await other.lock("a", ttl=LONG_TTL).acquire()
     assert held.lost.is_set()
-    assert not (await locks.show("a")).held
+    await eventually(lambda: is_free(locks))
 
 
 @pytest.mark.topology("standalone")
@@ -258,14 +258,14 @@ async def test_a_lock_whose_answer_comes_after_closing_is_given_back(
     async with FaultyProxy(server.node.port) as proxy:
         async with another(proxy, prefix) as far:
             await (await far.lock("a").acquire()).release()
-            proxy.delay(0.3)
+            proxy.hold(replies_only=True)
             asking = asyncio.create_task(far.lock("a", ttl=LONG_TTL).acquire())
             await eventually(lambda: is_held(locks))
             await far.close()
+            proxy.heal()
             with pytest.raises(StoreUnavailable):
                 await asking
             await eventually(lambda: is_free(locks))
-            proxy.heal()
 
 
 async def test_a_closed_client_takes_no_lock(locks: Locks, other: Locks) -> None:

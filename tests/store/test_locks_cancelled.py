@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from headgate.locks import LockHeld, Locks
 from tests.store.cancelling import inject
-from tests.store.lock_world import LONG_TTL, are_waiting, is_free
+from tests.store.lock_world import LONG_TTL, are_waiting, is_free, within
 from tests.topology import eventually
 
 
@@ -17,7 +17,7 @@ async def test_an_uncontended_lock_is_never_left_behind(locks: Locks, other: Loc
             await asyncio.sleep(0)
 
     async def check() -> None:
-        async with other.lock("a", ttl=LONG_TTL, wait=3):
+        async with await within(3, other.lock("a", ttl=LONG_TTL).acquire()):
             pass
         await eventually(lambda: is_free(other))
 
@@ -45,26 +45,27 @@ async def test_a_waiter_who_is_called_and_cancelled_passes_the_turn_on(locks: Lo
 
     async def work() -> None:
         held = await other.lock("a", ttl=LONG_TTL).acquire()
+        ended = False
 
-        async def release_soon() -> None:
-            await eventually(lambda: are_waiting(other, 1), seconds=0.2, every=0.005)
-            await held.release()
+        async def in_line_or_gone() -> bool:
+            return ended or await are_waiting(other, 1)
 
         async def release() -> None:
-            try:
-                await release_soon()
-            except AssertionError:
-                await held.release()
+            await eventually(in_line_or_gone, every=0.005)
+            await held.release()
 
         task = asyncio.create_task(release())
         release_tasks.add(task)
         task.add_done_callback(release_tasks.discard)
-        async with locks.lock("a", ttl=LONG_TTL):
-            await asyncio.sleep(0)
+        try:
+            async with locks.lock("a", ttl=LONG_TTL):
+                await asyncio.sleep(0)
+        finally:
+            ended = True
 
     async def check() -> None:
         await asyncio.gather(*release_tasks)
-        async with other.lock("a", ttl=LONG_TTL, wait=3):
+        async with await within(3, other.lock("a", ttl=LONG_TTL).acquire()):
             pass
         await eventually(lambda: is_free(other))
 

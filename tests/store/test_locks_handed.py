@@ -10,7 +10,16 @@ from headgate.kit.problems import StoreUnavailable
 from headgate.locks import Held, Locks, NotHolder
 from headgate.store import StoreSettings, open_store
 from tests.store.cancelling import inject
-from tests.store.lock_world import LONG_TTL, another, are_waiting, asked, is_free
+from tests.store.lock_world import (
+    CALM,
+    LONG_TTL,
+    LONGER_THAN_THE_GRACE,
+    another,
+    are_waiting,
+    asked,
+    is_free,
+    within,
+)
 from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 
@@ -27,7 +36,7 @@ async def test_the_heir_has_a_whole_lease_and_a_higher_fence_without_asking(lock
     waiting = await stand_in_line(locks, ttl=20)
     await eventually(lambda: asked() == before + 3)  # the holder, the waiter, and its look once it listens
     await first.release()
-    heir = await asyncio.wait_for(waiting, 3)
+    heir = await within(3, waiting)
     assert asked() == before + 3
     assert heir.fence > first.grant.fence
     assert 15 < heir.lease_ends - asyncio.get_running_loop().time() < 20
@@ -37,24 +46,22 @@ async def test_the_heir_has_a_whole_lease_and_a_higher_fence_without_asking(lock
     assert await is_free(locks)
 
 
-async def test_those_of_another_process_keep_their_turn_and_hear_of_it(
-    server: Topology, prefix: str, locks: Locks
-) -> None:
-    async with another(server, prefix) as other:
+async def test_those_of_another_process_keep_their_turn_and_hear_of_it(server: Topology, prefix: str) -> None:
+    async with another(server, prefix, CALM) as locks, another(server, prefix, CALM) as other:
         first = await locks.lock("a", ttl=LONG_TTL).acquire()
         theirs = await stand_in_line(other)
         ours = await stand_in_line(locks, 2)
         last = await stand_in_line(other, 3)
         await first.release()
-        held = await asyncio.wait_for(theirs, 3)
+        held = await within(3, theirs)
         assert not ours.done()
         await held.release()
-        held = await asyncio.wait_for(ours, 3)
+        held = await within(3, ours)
         before = asked()
-        await asyncio.sleep(0.7)  # longer than the grace: nobody takes it for free
+        await asyncio.sleep(LONGER_THAN_THE_GRACE)  # nobody takes it for free
         assert asked() == before
         await held.release()
-        await (await asyncio.wait_for(last, 3)).release()
+        await (await within(3, last)).release()
 
 
 async def test_a_release_that_is_cancelled_at_any_await_still_hands_over(locks: Locks) -> None:
@@ -70,7 +77,7 @@ async def test_a_release_that_is_cancelled_at_any_await_still_hands_over(locks: 
 
     async def check() -> None:
         for heir in heirs:
-            await (await asyncio.wait_for(heir, 5)).release()
+            await (await within(5, heir)).release()
         heirs.clear()
         await eventually(lambda: is_free(locks))
 
@@ -94,7 +101,7 @@ async def test_an_heir_that_is_cancelled_at_any_await_passes_it_on(locks: Locks)
 
     async def check() -> None:
         await asyncio.gather(*releases)
-        async with locks.lock("a", ttl=LONG_TTL, wait=3):
+        async with await within(3, locks.lock("a", ttl=LONG_TTL).acquire()):
             pass
         await eventually(lambda: is_free(locks))
 
@@ -104,7 +111,8 @@ async def test_an_heir_that_is_cancelled_at_any_await_passes_it_on(locks: Locks)
 @pytest.mark.topology("standalone")
 async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server: Standalone, prefix: str) -> None:
     async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
-        async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far, Locks(far) as locks:
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)
+        async with open_store(settings) as far, Locks(far) as locks:
             first = await locks.lock("a", ttl=LONG_TTL).acquire()
             waiting = await stand_in_line(locks)
             proxy.drop_replies(cut=True)
@@ -112,7 +120,7 @@ async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server
             await eventually(lambda: are_waiting(near, 0))
             proxy.heal()
             await releasing
-            heir = await asyncio.wait_for(waiting, 5)
+            heir = await within(5, waiting)
             assert heir.fence == (await near.show("a")).fence > first.grant.fence
             await heir.release()
 
@@ -120,16 +128,18 @@ async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server
 @pytest.mark.topology("standalone")
 async def test_a_release_that_is_never_answered_has_the_heir_ask(server: Standalone, prefix: str) -> None:
     async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
-        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=1000)
+        settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)
         async with open_store(settings) as far, Locks(far) as locks:
             first = await locks.lock("a", ttl=LONG_TTL).acquire()
             waiting = await stand_in_line(locks)
+            far.deadline_seconds = 1
             proxy.drop_replies()
             with pytest.raises(StoreUnavailable):
                 await first.release()
-            assert await are_waiting(near, 0)
+            await eventually(lambda: are_waiting(near, 0))
+            far.deadline_seconds = 10
             proxy.heal()
-            heir = await asyncio.wait_for(waiting, 10)
+            heir = await within(10, waiting)
             assert heir.fence == (await near.show("a")).fence
             await heir.release()
 
@@ -148,7 +158,7 @@ async def test_a_release_in_anothers_name_that_is_cancelled_at_any_await_still_h
         if await are_waiting(locks, 1):
             await locks.release_as("default", "a", "me")
         for heir in heirs:
-            await (await asyncio.wait_for(heir, 5)).release()
+            await (await within(5, heir)).release()
         heirs.clear()
         await prepare()
 

@@ -8,7 +8,7 @@ import msgspec
 
 from headgate.locks import Locks
 from headgate.locks.model import Grant, Want
-from tests.store.lock_world import LONG_TTL, are_waiting, is_free, is_held
+from tests.store.lock_world import LONG_TTL, are_waiting, is_free, is_held, within
 from tests.topology import eventually
 
 
@@ -48,7 +48,7 @@ async def test_a_place_that_a_later_request_waits_in_is_not_left_by_an_earlier_o
     await locks.give_up(first, "me")
     assert await are_waiting(other, 1)
     await held.release()
-    grant = await asyncio.wait_for(waits[1], 5)
+    grant = await within(5, waits[1])
     await locks.give_up(first, "me")
     assert (await other.show("a")).fence == grant.fence
     await other.give_up(second, "me")
@@ -61,7 +61,7 @@ async def test_a_lock_that_was_handed_over_is_given_back_by_the_request_that_wai
     waiting = asyncio.create_task(locks.grant(second, "me"))
     await eventually(lambda: are_waiting(locks, 1))
     await held.release()
-    await asyncio.wait_for(waiting, 5)
+    await within(5, waiting)
     await locks.give_up(first, "me")
     assert await is_held(locks)
     await locks.give_up(second, "me")
@@ -77,7 +77,7 @@ async def test_two_who_wait_in_one_name_are_both_told(locks: Locks) -> None:
     waits[0].cancel()
     await asyncio.wait(waits[:1])
     await held.release()
-    fences = {grant.fence for grant in await asyncio.wait_for(asyncio.gather(*waits[1:]), 5)}
+    fences = {grant.fence for grant in await within(5, asyncio.gather(*waits[1:]))}
     assert fences == {(await locks.show("a")).fence}
     await locks.release_as("default", "a", "me")
 

@@ -27,6 +27,7 @@ from headgate.registry.model import (
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper, Swept
 from headgate.store import Store, Thing
+from tests.store.stopped_clock import StoppedClock
 from tests.topology import eventually
 
 pytestmark = pytest.mark.anyio
@@ -50,11 +51,11 @@ async def ids(registry: Registry, **choice: object) -> list[str]:
     return sorted(instance.instance_id for instance in listing.instances)
 
 
-async def pass_time(store: Store, sweeper: Sweeper, thing: Thing, from_ms: int, to_ms: int) -> list[Swept]:
+async def pass_time(clock: StoppedClock, sweeper: Sweeper, thing: Thing, from_ms: int, to_ms: int) -> list[Swept]:
     """Let time pass with a worker's visit every two seconds, as in a running system."""
     visits = []
     for ms in range(from_ms, to_ms + 1, 2000):
-        store.advance_clock(ms)
+        clock.set(ms)
         visits.append(await sweeper.sweep(thing))
     return visits
 
@@ -64,7 +65,12 @@ async def history(registry: Registry, thing: Thing) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-async def registry(store: Store) -> Registry:
+async def clock(store: Store) -> StoppedClock:
+    return StoppedClock(store)
+
+
+@pytest.fixture
+async def registry(store: Store, clock: StoppedClock) -> Registry:
     return Registry(store)
 
 
@@ -149,11 +155,11 @@ async def test_a_late_heartbeat_after_remove_stays_removed(registry: Registry) -
 
 
 async def test_the_dead_are_hidden_at_once_and_removed_with_one_event(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     await add(registry, "a")
     await add(registry, "b", ttl_seconds=100)
-    store.advance_clock(30_500)
+    clock.set(30_500)
     assert await ids(registry) == ["b"]
     await asyncio.gather(*(sweeper.sweep(game) for _ in range(8)))
     assert await history(registry, game) == [("put", "a"), ("put", "b"), ("removed", "a")]
@@ -162,25 +168,25 @@ async def test_the_dead_are_hidden_at_once_and_removed_with_one_event(
 
 
 async def test_not_before_its_time_even_with_frequent_visits(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     await add(registry, "a")
-    visits = await pass_time(store, sweeper, game, 2000, 28_000)
+    visits = await pass_time(clock, sweeper, game, 2000, 28_000)
     assert not any(visit.removed for visit in visits)
-    visits = await pass_time(store, sweeper, game, 30_100, 30_100)
+    visits = await pass_time(clock, sweeper, game, 30_100, 30_100)
     assert visits[0].removed == ["a"]
 
 
 async def test_a_persistent_instance_is_marked_and_comes_back_with_a_heartbeat(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     await add(registry, "a", ephemeral=False)
     await sweeper.sweep(game)
-    await pass_time(store, sweeper, game, 2000, 32_000)
+    await pass_time(clock, sweeper, game, 2000, 32_000)
     (found,) = (await registry.discover(NS, "game", "kr-1")).instances
     assert not found.healthy
     assert await ids(registry, healthy=True) == []
-    await pass_time(store, sweeper, game, 34_000, 70_000)
+    await pass_time(clock, sweeper, game, 34_000, 70_000)
     assert await history(registry, game) == [("put", "a"), ("put", "a")]
     await beat(registry, "a")
     assert await ids(registry, healthy=True) == ["a"]
@@ -188,41 +194,41 @@ async def test_a_persistent_instance_is_marked_and_comes_back_with_a_heartbeat(
 
 
 async def test_after_an_absence_of_the_store_nobody_expires_for_one_lease(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for name in ("a", "b"):
         await add(registry, name)
     await sweeper.sweep(game)
-    store.advance_clock(180_000)
+    clock.set(180_000)
     assert await ids(registry) == ["a", "b"], "nobody could beat while the store was away"
     assert all(instance.suspect for instance in (await registry.discover(NS, "game", "kr-1")).instances)
     assert (await sweeper.sweep(game)).word == "held"
     await beat(registry, "a")
-    visits = await pass_time(store, sweeper, game, 182_000, 208_000)
+    visits = await pass_time(clock, sweeper, game, 182_000, 208_000)
     assert not any(visit.removed for visit in visits)
     await beat(registry, "a")
-    visits = await pass_time(store, sweeper, game, 210_500, 212_500)
+    visits = await pass_time(clock, sweeper, game, 210_500, 212_500)
     assert [name for visit in visits for name in visit.removed] == ["b"]
 
 
 async def test_mass_expiry_is_held_then_let_go_slowly_and_leaves_by_itself(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for number in range(20):
         await add(registry, f"i{number:02}")
     await sweeper.sweep(game)
-    await pass_time(store, sweeper, game, 2000, 28_000)
-    (visit,) = await pass_time(store, sweeper, game, 30_500, 30_500)
+    await pass_time(clock, sweeper, game, 2000, 28_000)
+    (visit,) = await pass_time(clock, sweeper, game, 30_500, 30_500)
     assert (visit.word, visit.removed) == ("protected", [])
     look = await registry.look(game)
     assert look.protection.active
     assert all(instance.suspect and instance.healthy for instance in look.instances)
     assert len(look.instances) == 20
-    visits = await pass_time(store, sweeper, game, 32_000, 58_000)
+    visits = await pass_time(clock, sweeper, game, 32_000, 58_000)
     assert not any(visit.removed for visit in visits)
     for number in range(5):
         await beat(registry, f"i{number:02}")
-    visits = await pass_time(store, sweeper, game, 60_600, 86_600)
+    visits = await pass_time(clock, sweeper, game, 60_600, 86_600)
     removed = [len(visit.removed) for visit in visits]
     assert max(removed) <= 4, "a tenth a second, visits are two seconds apart"
     assert sum(removed) == 15
@@ -231,53 +237,53 @@ async def test_mass_expiry_is_held_then_let_go_slowly_and_leaves_by_itself(
 
 
 async def test_protection_ends_when_the_late_come_back(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     names = [f"i{number:02}" for number in range(10)]
     for name in names:
         await add(registry, name)
-    await pass_time(store, sweeper, game, 0, 28_000)
-    await pass_time(store, sweeper, game, 30_500, 30_500)
+    await pass_time(clock, sweeper, game, 0, 28_000)
+    await pass_time(clock, sweeper, game, 30_500, 30_500)
     assert (await registry.look(game)).protection.active
     for name in names[1:]:
         await beat(registry, name)
-    (visit,) = await pass_time(store, sweeper, game, 32_500, 32_500)
+    (visit,) = await pass_time(clock, sweeper, game, 32_500, 32_500)
     assert visit.removed == [names[0]]
     assert not (await registry.look(game)).protection.active
 
 
 async def test_an_operator_switches_protection_off(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for number in range(10):
         await add(registry, f"i{number}")
-    await pass_time(store, sweeper, game, 0, 28_000)
-    await pass_time(store, sweeper, game, 30_500, 30_500)
+    await pass_time(clock, sweeper, game, 0, 28_000)
+    await pass_time(clock, sweeper, game, 30_500, 30_500)
     await registry.protect(NS, "game", "kr-1", "off")
     assert await ids(registry) == []
     assert len((await sweeper.sweep(game)).removed) == 10
 
 
 async def test_clean_departures_and_small_services_trigger_no_protection(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for number in range(7):
         await add(registry, f"i{number}")
-    await pass_time(store, sweeper, game, 0, 28_000)
-    (visit,) = await pass_time(store, sweeper, game, 30_500, 30_500)
+    await pass_time(clock, sweeper, game, 0, 28_000)
+    (visit,) = await pass_time(clock, sweeper, game, 30_500, 30_500)
     assert (visit.word, len(visit.removed)) == ("swept", 7)
 
 
 @pytest.mark.parametrize("odd", [1.0, 3600.0])
 async def test_one_with_another_lease_changes_nothing_for_the_rest(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing, odd: float
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing, odd: float
 ) -> None:
     names = [f"i{number}" for number in range(9)]
     for name in names:
         await add(registry, name, ttl_seconds=30.0)
     await registry.register(NS, Record(type="game", group="kr-1", instance_id="odd", ttl_seconds=odd, ephemeral=False))
     for ms in range(0, 34_000, 2000):
-        store.advance_clock(ms)
+        clock.set(ms)
         await sweeper.sweep(game)
         if ms % 10_000 == 0:
             for name in names[1:]:
@@ -286,16 +292,16 @@ async def test_one_with_another_lease_changes_nothing_for_the_rest(
 
 
 async def test_the_longest_lease_is_waited_for_when_the_store_was_away(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     await add(registry, "slow", ttl_seconds=60.0)
     await add(registry, "quick", ttl_seconds=5.0)
     await sweeper.sweep(game)
-    store.advance_clock(90_000)
+    clock.set(90_000)
     assert (await sweeper.sweep(game)).word == "held"
-    await pass_time(store, sweeper, game, 92_000, 130_000)
+    await pass_time(clock, sweeper, game, 92_000, 130_000)
     await registry.heartbeat(NS, "game", "kr-1", Beat("slow"))
-    await pass_time(store, sweeper, game, 132_000, 152_000)
+    await pass_time(clock, sweeper, game, 132_000, 152_000)
     assert await ids(registry) == ["slow"]
 
 
@@ -313,20 +319,22 @@ async def test_overrides_survive_re_registration_and_departure(registry: Registr
     assert await ids(registry, healthy=True) == []
 
 
-async def test_an_evicted_instance_may_not_register_until_its_time_is_over(store: Store, registry: Registry) -> None:
+async def test_an_evicted_instance_may_not_register_until_its_time_is_over(
+    clock: StoppedClock, registry: Registry
+) -> None:
     await add(registry, "a")
     await registry.remove(NS, "game", "kr-1", "a", reason="evicted", evict_seconds=60)
     with pytest.raises(Evicted, match="in 60 s"):
         await add(registry, "a")
     with pytest.raises(Evicted):
         await registry.renew(NS, record("a"))
-    store.advance_clock(61_000)
+    clock.set(61_000)
     await add(registry, "a")
     assert await ids(registry) == ["a"]
 
 
 async def test_a_tombstone_outlives_no_override_and_an_override_outlives_its_tombstone(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    store: Store, clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for name in ("a", "b"):
         await add(registry, name)
@@ -334,7 +342,7 @@ async def test_a_tombstone_outlives_no_override_and_an_override_outlives_its_tom
     await registry.remove(NS, "game", "kr-1", "b")
     for name in ("a", "b"):
         await registry.remove(NS, "game", "kr-1", name, reason="evicted", evict_seconds=60)
-    store.advance_clock(61_000)
+    clock.set(61_000)
     await sweeper.sweep(game)
     assert await store.read(game, "HKEYS", game.key("overrides")) == [b"b"]
     for name in ("a", "b"):
@@ -351,20 +359,22 @@ async def test_who_moves_to_another_group_is_known_there(store: Store, registry:
         assert await each.locate(NS, "a") == ("game", "us-1")
 
 
-async def test_who_is_asked_for_by_its_id_alone_is_not_forgotten(store: Store, registry: Registry) -> None:
+async def test_who_is_asked_for_by_its_id_alone_is_not_forgotten(
+    store: Store, clock: StoppedClock, registry: Registry
+) -> None:
     await add(registry, "long")
     for days in (20, 40, 60):
-        store.advance_clock(days * 86_400_000)
+        clock.set(days * 86_400_000)
         assert await Registry(store).locate(NS, "long") == ("game", "kr-1")
         await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
-    store.advance_clock(91 * 86_400_000)
+    clock.set(91 * 86_400_000)
     await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
     with pytest.raises(UnknownInstance):
         await Registry(store).locate(NS, "long")
 
 
 async def test_the_tag_follows_who_is_hidden_or_held(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     for name in ("a", "b", *"cdefghij"):
         await add(registry, name)
@@ -373,7 +383,7 @@ async def test_the_tag_follows_who_is_hidden_or_held(
         return (await registry.look(game)).tag(by_metrics=False)
 
     seen = [await tag()]
-    await pass_time(store, sweeper, game, 0, 31_000)
+    await pass_time(clock, sweeper, game, 0, 31_000)
     seen.append(await tag())
     assert len(await ids(registry)) == 10, "held"
     await registry.protect(NS, "game", "kr-1", "off")
@@ -481,7 +491,7 @@ async def test_heartbeats_know_the_service_from_the_id_alone(store: Store, regis
 
 
 async def test_what_is_written_straight_from_the_store_is_what_the_structs_say(
-    store: Store, registry: Registry, sweeper: Sweeper, game: Thing
+    store: Store, clock: StoppedClock, registry: Registry, sweeper: Sweeper, game: Thing
 ) -> None:
     check = Check(kind=CheckKind.TCP, port=80)
     await add(registry, "a", metadata={"k": [1, None]}, metrics={"x": 1.5}, system_info={"cpu": 2}, port=7, check=check)
@@ -490,7 +500,7 @@ async def test_what_is_written_straight_from_the_store_is_what_the_structs_say(
     await registry.override(NS, "game", "kr-1", "a", OverrideChange(weight=3, drain=True))
     await sweeper.sweep(game)
     for advance in (0, 3000, 60_000):
-        store.advance_clock(advance)
+        clock.set(advance)
         for _ in range(2):  # the second time from what is known
             look = await registry.look(game)
             assert msgspec.json.decode(look.body, type=list[Instance]) == look.instances

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from secrets import token_hex
 
 import msgspec
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.registry.filters import parse_filter, passes_all
 from headgate.registry.instances import Registry
 from headgate.registry.model import OverrideChange, Record
-from headgate.store import Store, StoreSettings, open_store
+from headgate.store import Store
+from tests.store.beside import store_beside
 from tests.topology import Topology
 
 WORDS = st.sampled_from(
@@ -43,45 +42,36 @@ RECORDS = st.builds(
 OVERRIDES = st.sampled_from([OverrideChange(), OverrideChange(weight=10.0), OverrideChange(enabled=False, drain=True)])
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as made:
-        yield made
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    records=st.lists(st.tuples(RECORDS, OVERRIDES), min_size=1, max_size=5),
-    filters=st.lists(FILTERS, min_size=1, max_size=3),
-    healthy=st.none() | st.booleans(),
-)
-def test_the_store_and_python_choose_alike(
-    server: Topology,
-    runner: asyncio.Runner,
-    records: list[tuple[Record, OverrideChange]],
-    filters: list[str],
-    healthy: bool | None,
+async def compare(
+    store: Store, records: list[tuple[Record, OverrideChange]], filters: list[str], healthy: bool | None
 ) -> None:
-    async def compare(store: Store) -> None:
-        registry = Registry(store)
-        for number, (record, override) in enumerate(records):
-            await registry.register("default", msgspec.structs.replace(record, instance_id=f"i{number}"))
-            if override != OverrideChange():
-                await registry.override("default", "game", "g", f"i{number}", override)
-        parsed = [parse_filter(text) for text in filters]
-        everyone = (await registry.discover("default", "game", "g")).instances
-        here = [
-            each for each in everyone
-            if passes_all(each, parsed) and (healthy is None or each.available == healthy)
-        ]  # fmt: skip
-        for ask, who in ((Registry(store), "the store"), (registry, "what is known of the service")):
-            found = (await ask.discover("default", "game", "g", healthy=healthy, filters=parsed)).instances
-            assert sorted(each.instance_id for each in here) == sorted(each.instance_id for each in found), who
+    registry = Registry(store)
+    for number, (record, override) in enumerate(records):
+        await registry.register("default", msgspec.structs.replace(record, instance_id=f"i{number}"))
+        if override != OverrideChange():
+            await registry.override("default", "game", "g", f"i{number}", override)
+    parsed = [parse_filter(text) for text in filters]
+    everyone = (await registry.discover("default", "game", "g")).instances
+    here = [
+        each for each in everyone
+        if passes_all(each, parsed) and (healthy is None or each.available == healthy)
+    ]  # fmt: skip
+    for ask, who in ((Registry(store), "the store"), (registry, "what is known of the service")):
+        found = (await ask.discover("default", "game", "g", healthy=healthy, filters=parsed)).instances
+        assert sorted(each.instance_id for each in here) == sorted(each.instance_id for each in found), who
 
-    async def main() -> None:
-        from secrets import token_hex
 
-        async with open_store(StoreSettings(url=server.url, prefix=f"t{token_hex(4)}")) as store:
-            await compare(store)
+def test_the_store_and_python_choose_alike(server: Topology) -> None:
+    with store_beside(server.url) as (run, store):
 
-    runner.run(main())
+        @settings(max_examples=150, deadline=None)
+        @given(
+            records=st.lists(st.tuples(RECORDS, OVERRIDES), min_size=1, max_size=5),
+            filters=st.lists(FILTERS, min_size=1, max_size=3),
+            healthy=st.none() | st.booleans(),
+        )
+        def any_filters(records: list[tuple[Record, OverrideChange]], filters: list[str], healthy: bool | None) -> None:
+            store.prefix = f"t{token_hex(4)}"
+            run(compare(store, records, filters, healthy))
+
+        any_filters()

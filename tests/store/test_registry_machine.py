@@ -17,6 +17,7 @@ from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, OverrideChange, Record, Superseded, UnknownInstance
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
+from tests.store.stopped_clock import StoppedClock
 from tests.topology import Topology
 
 T = TypeVar("T")
@@ -43,8 +44,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
-        settings_ = StoreSettings(url=self.url, prefix=f"t{token_hex(4)}")
-        self.store = self.run(self.stack.enter_async_context(open_store(settings_)))
+        settings_ = StoreSettings(url=self.url, prefix=f"t{token_hex(4)}", deadline_ms=10_000)
+        self.store = self.run(self.stack.enter_async_context(open_store(settings_, wait_seconds=30)))
+        self.clock = StoppedClock(self.store)
         self.registry = self.run(self._registry())
         self.sweeper = Sweeper(self.registry)
         self.thing = self.registry.service("default", "game", "g")
@@ -120,7 +122,7 @@ class Machine(RuleBasedStateMachine):
     def wait(self, steps: int) -> None:
         for _ in range(steps):
             self.now += STEP_MS
-            self.store.advance_clock(self.now)
+            self.clock.set(self.now)
             swept = self.run(self.sweeper.sweep(self.thing))
             due = {name for name, each in self.members.items() if each.deadline <= self.now and not each.lapsed}
             assert set(swept.removed) | set(swept.marked) == due

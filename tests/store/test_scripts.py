@@ -124,7 +124,7 @@ async def test_a_thing_without_a_listener_takes_a_hint(store: Store) -> None:
 @pytest.mark.topology("standalone")
 async def test_a_full_store_takes_no_writes_but_frees_memory(prefix: str) -> None:
     with Standalone() as server:
-        async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        async with open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=10_000)) as store:
             thing = store.thing("t", "default", "x")
             await store.run(TALLY, thing, "a")
             server.node.command("CONFIG", "SET", "maxmemory", 1)
@@ -139,7 +139,7 @@ async def test_a_right_taken_away_is_a_refusal_that_names_the_remedy(prefix: str
     with Standalone() as server:
         server.node.command("ACL", "SETUSER", "few", "on", ">pw", "~*", "&*", "+@all")
         url = server.url.replace("://", "://few:pw@")
-        async with open_store(StoreSettings(url=url, prefix=prefix)) as store:
+        async with open_store(StoreSettings(url=url, prefix=prefix, deadline_ms=10_000)) as store:
             thing = store.thing("t", "default", "x")
             assert await store.run(TALLY, thing, "a") == 1
             server.node.command("ACL", "SETUSER", "few", "-evalsha")

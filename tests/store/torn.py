@@ -16,8 +16,8 @@ async def writer_and_reader() -> AsyncIterator[tuple[Registry, Registry, FaultyP
     with Standalone() as server:
         async with (
             FaultyProxy(server.node.port) as proxy,
-            open_store(StoreSettings(url=server.url, prefix="t")) as writing,
-            open_store(StoreSettings(url=proxy.url, prefix="t")) as reading,
+            open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=10_000)) as writing,
+            open_store(StoreSettings(url=proxy.url, prefix="t", deadline_ms=10_000)) as reading,
         ):
             settings = RegistrySettings(history=5000)
             yield Registry(writing, settings), Registry(reading, settings), proxy

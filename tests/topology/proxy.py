@@ -55,6 +55,7 @@ class FaultyProxy:
         self._login = login(password)
         self._fault = Fault.NONE
         self._replication_only = False
+        self._replies_only = False
         self._moving = asyncio.Event()
         self._moving.set()
         self._server: asyncio.Server | None = None
@@ -68,9 +69,10 @@ class FaultyProxy:
         """Let requests run and swallow their replies; then keep the connection open, or cut it."""
         self._set(Fault.DROP_REPLIES_AND_CUT if cut else Fault.DROP_REPLIES)
 
-    def hold(self) -> None:
-        """Keep all bytes back until `heal`."""
+    def hold(self, *, replies_only: bool = False) -> None:
+        """Keep all bytes back until `heal`, or only what comes from the server."""
         self._set(Fault.HOLD)
+        self._replies_only = replies_only
 
     def blackhole(self, *, replication_only: bool = False) -> None:
         """Swallow everything in both directions without a reset."""
@@ -121,7 +123,7 @@ class FaultyProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _set(self, fault: Fault, replication_only: bool = False) -> None:
-        self._fault, self._replication_only = fault, replication_only
+        self._fault, self._replication_only, self._replies_only = fault, replication_only, False
         if fault is Fault.HOLD:
             self._moving.clear()
         else:
@@ -164,7 +166,8 @@ class FaultyProxy:
         while data := await _read(reader):
             link.replication = link.replication or b"PSYNC" in data
             self.requests_bytes += len(data)
-            await self._moving.wait()
+            if not self._replies_only:
+                await self._moving.wait()
             if self._fault_of(link) is Fault.BLACKHOLE:
                 link.lossy = True
                 continue

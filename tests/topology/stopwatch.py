@@ -21,6 +21,7 @@ from time import monotonic, sleep
 BEAT_SECONDS = 0.02
 ENTRY = struct.Struct("dd")  # when the process of a core last woke, and by how much it came late in all
 VARIABLE = "TESTS_STANDSTILL"
+LEAST_SHARE = 0.05  # that runs at all: cores may lose more together than the wall's time, and a wait must end
 
 
 class Stopwatch:
@@ -33,7 +34,8 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Give the seconds since the start in which the machine ran: at most those of the clock on the wall."""
-        return self.wall - (_lost() - self._lost_before)
+        lost, wall = _lost() - self._lost_before, self.wall
+        return max(wall - lost, wall * LEAST_SHARE)
 
     @property
     def wall(self) -> float:

@@ -143,7 +143,8 @@ class Prober:
     async def _ask_http(self, target: Target, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
         trust = self._trust if target.scheme == "https" else False
-        async with httpx2.AsyncClient(verify=trust, follow_redirects=False, trust_env=False) as client:
+        # No time limits of their own here and below: the check has one.
+        async with httpx2.AsyncClient(verify=trust, timeout=None, follow_redirects=False, trust_env=False) as client:
             request = client.build_request(
                 "GET",
                 f"{target.scheme}://{host}:{target.port}{target.path}",
@@ -159,7 +160,9 @@ class Prober:
     async def _ask_websocket(self, target: Target, address: str) -> bool:
         uri = f"{target.scheme}://{target.host}:{target.port}{target.path}"
         trust = self._trust if target.scheme == "wss" else None
-        connection = await connect(uri, host=address, port=target.port, proxy=None, ssl=trust, close_timeout=1)
+        connection = await connect(
+            uri, host=address, port=target.port, proxy=None, ssl=trust, open_timeout=None, close_timeout=1
+        )
         await connection.close()
         return True
 
