@@ -113,12 +113,14 @@ async def test_a_release_whose_answer_is_lost_tells_the_heir_all_the_same(server
     async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
         settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)
         async with open_store(settings) as far, Locks(far) as locks:
+            async with locks.lock("a"):
+                pass  # from here on the server knows every script
             first = await locks.lock("a", ttl=LONG_TTL).acquire()
             waiting = await stand_in_line(locks)
-            proxy.drop_replies(cut=True)
+            proxy.hold(replies_only=True)
             releasing = asyncio.create_task(first.release())
             await eventually(lambda: are_waiting(near, 0))
-            proxy.heal()
+            proxy.lose_held()
             await releasing
             heir = await within(5, waiting)
             assert heir.fence == (await near.show("a")).fence > first.grant.fence
@@ -130,6 +132,8 @@ async def test_a_release_that_is_never_answered_has_the_heir_ask(server: Standal
     async with FaultyProxy(server.node.port) as proxy, another(server, prefix) as near:
         settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)
         async with open_store(settings) as far, Locks(far) as locks:
+            async with locks.lock("a"):
+                pass  # from here on the server knows every script
             first = await locks.lock("a", ttl=LONG_TTL).acquire()
             waiting = await stand_in_line(locks)
             far.deadline_seconds = 1

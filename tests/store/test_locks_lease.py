@@ -149,18 +149,18 @@ async def test_a_lost_reply_gives_no_second_holding(server: Standalone, prefix: 
         async with open_store(settings) as far, Locks(far) as locks, another(server, prefix) as near:
             async with locks.lock("a"):
                 pass
-            proxy.drop_replies(cut=True)
+            proxy.hold(replies_only=True)
             asking = asyncio.create_task(locks.lock("a", ttl=30).acquire())
             await eventually(lambda: is_held(near))
             first = (await near.show("a")).fence
-            proxy.heal()
+            proxy.lose_held()
             held = await asking
             assert held.fence == first
-            proxy.drop_replies(cut=True)
+            proxy.hold(replies_only=True)
             releasing = asyncio.create_task(held.release())
             await eventually(lambda: is_free(near))
             async with near.lock("a", ttl=30):
-                proxy.heal()
+                proxy.lose_held()
                 await releasing  # it was given back, however often that was said
 
 

@@ -105,6 +105,11 @@ class FaultyProxy:
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, HOST, self.port)
 
+    def lose_held(self) -> None:
+        """Cut the links with whatever was held back for them, and hold no more."""
+        self.cut()
+        self.heal()
+
     def heal(self) -> None:
         """End every fault; links that have lost bytes are cut, the others go on with what was held back."""
         self.delay_seconds, self.slice_bytes = 0.0, 0

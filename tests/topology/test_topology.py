@@ -152,6 +152,12 @@ async def test_held_replies_are_of_requests_that_ran(server: Standalone, prefix:
         assert not counting.done()
         proxy.heal()
         assert await counting == 1
+        proxy.hold(replies_only=True)
+        counting = asyncio.ensure_future(client.incr(prefix))
+        await eventually(lambda: server.node.command("GET", prefix) == "2")
+        proxy.lose_held()
+        with pytest.raises(Lost):
+            await counting
 
 
 @standalone_only
