@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -124,6 +125,18 @@ async def test_server_ends_when_its_owner_is_killed_and_the_data_is_kept(tmp_pat
     wait_until(lambda: not psutil.pid_exists(owner.server), 5, "the server ended with its owner")
     async with Embedded(tmp_path) as store:
         assert await ask(store.url, "GET", "a") == b"1\r\n"
+
+
+async def test_server_ends_when_its_owner_is_killed_while_all_of_them_are_stopped(owner: Owner) -> None:
+    """As it goes where jobs are stopped and killed: the kernel hangs up on a stopped group that lost its parent."""
+    processes = [psutil.Process(owner.process.pid), *psutil.Process(owner.process.pid).children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    owner.end()
+    for process in processes[1:]:
+        with suppress(psutil.NoSuchProcess):  # the kernel may have let them go on already
+            process.resume()
+    wait_until(lambda: not psutil.pid_exists(owner.server), 10, "the server ended with its owner")
 
 
 async def test_an_orphan_whose_watcher_died_too_is_stopped_by_the_next_owner(tmp_path: Path, owner: Owner) -> None:

@@ -314,6 +314,19 @@ async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_
         await asyncio.gather(waiting, return_exceptions=True)
 
 
+async def test_a_policy_whose_hint_was_lost_is_heard_of_with_the_next_sign_of_life(three: list[Node]) -> None:
+    operator, relay, _ = three
+    await operator.upstreams.put("a", window(1, 60.0))
+    upstream = Counting(21, 0.001, 0.0)
+    await relay.send("a", "u1", upstream, seconds=100)
+    waiting = asyncio.ensure_future(relay.send("a", "u1", upstream, seconds=100))
+    await eventually(lambda: _waits(operator, 1))
+    relay.store.hints._listeners.clear()
+    await operator.upstreams.put("a", window(1, 0.5))
+    await eventually(waiting.done, 10)
+    await waiting
+
+
 async def test_a_process_paused_between_grant_and_send_does_not_send(one: Node) -> None:
     """The whole process stands still for longer than it may begin to send; the permit then serves others."""
     await one.upstreams.put("a", window(2, 0.3))

@@ -44,10 +44,12 @@ class Site(Generic[P]):
         return False
 
     def learn(self, epoch: Reply, version: Reply) -> None:
-        """Remember which history and which policy the store spoke of."""
+        """Remember which history and which policy the store spoke of; whoever waits by another policy asks again."""
         if self.epoch not in (b"", epoch):
             self.unreported = True
             self._hurry.set()
+        if self.version not in (b"", version):
+            self.lines.ask_all()  # the hint may have been lost
         self.epoch, self.version = cast("bytes", epoch), cast("bytes", version)
 
     def hear(self, on_policy: Callable[[str], None]) -> Callable[[str | None], None]:

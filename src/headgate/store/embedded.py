@@ -41,8 +41,10 @@ save ""
 maxmemory-policy noeviction
 """
 
-# Linux containers often have no ps, macOS has no /proc.
+# Linux containers often have no ps, macOS has no /proc. A hang-up comes to it when its owner is killed while both are
+# stopped, which is when it is needed.
 _WATCHER: Final = """\
+trap '' HUP
 cat >/dev/null
 if [ -r "/proc/$1/cmdline" ]; then name=$(tr '\\0' ' ' <"/proc/$1/cmdline"); else name=$(ps -o command= -p "$1"); fi
 case $name in *valkey-server*) kill -TERM "$1" ;; esac
