@@ -121,10 +121,11 @@ async def test_traffic_on_one_gateway_switches_the_queue_on_at_every_gateway(
     ):
         auto = {"resource": "product-*", "threshold": 20, "windowSeconds": 5, "cooldownSeconds": 5}
         await one.put("/api/admin/queues/products", json={"auto": auto, "ratePerSecond": 0})
+        await one.put("/api/admin/queues/later", json={"capacity": 1})  # to ask for the other would be traffic
 
         async def known() -> bool:
-            answers = [await check(client, resource="product-0", userId="probe") for client in (one, other)]
-            return all(answer["reason"] == "off" for answer in answers)
+            answers = [await check(client, resource="later", userId="probe") for client in (one, other)]
+            return all(answer.get("queue") == "later" for answer in answers)
 
         await eventually(known, 3, "both know of it")
         await asyncio.gather(*(check(one, resource="product-7", userId=f"u{number}") for number in range(30)))

@@ -42,7 +42,7 @@ def step_seen(store: Store, thing: Thing) -> int:
 
 
 def stood_still_ms(watch: Stopwatch) -> float:
-    return (watch.wall - watch.seconds) * 1000
+    return watch.stood_still * 1000
 
 
 @pytest.mark.topology("standalone")

@@ -68,7 +68,7 @@ class Meter:
         """Do something and give the milliseconds it cost the store; None if that cannot be told."""
         forks, before, watch = self._forks(), self._read(), Stopwatch()
         await work()
-        spent, stood_still = self._read() - before, watch.wall - watch.seconds > 0.005
+        spent, stood_still = self._read() - before, watch.stood_still > 0.005
         return spent if self._forks() == forks and not forks[1] and not stood_still else None
 
 

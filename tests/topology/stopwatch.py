@@ -21,7 +21,7 @@ from time import monotonic, sleep
 BEAT_SECONDS = 0.02
 ENTRY = struct.Struct("dd")  # when the process of a core last woke, and by how much it came late in all
 VARIABLE = "TESTS_STANDSTILL"
-LEAST_SHARE = 0.05  # that runs at all: cores may lose more together than the wall's time, and a wait must end
+MOST_SHARE = 0.95  # of the time: cores may lose more together than has passed, and a wait must end
 
 
 class Stopwatch:
@@ -34,13 +34,21 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Give the seconds since the start in which the machine ran: at most those of the clock on the wall."""
-        lost, wall = _lost() - self._lost_before, self.wall
-        return max(wall - lost, wall * LEAST_SHARE)
+        wall = self.wall
+        return wall - self._still(wall)
+
+    @property
+    def stood_still(self) -> float:
+        """Give the seconds since the start that do not count."""
+        return self._still(self.wall)
 
     @property
     def wall(self) -> float:
         """Give all seconds since the start, for "not before"."""
         return monotonic() - self._began
+
+    def _still(self, wall: float) -> float:
+        return min(_lost() - self._lost_before, wall * MOST_SHARE)
 
 
 @contextmanager
