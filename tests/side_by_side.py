@@ -23,8 +23,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.kinds import MANY_SERVERS, shared_kind
 
-# Tests wait for processes, leases and clocks twice as long as they compute.
-WORKERS_PER_CORE = 3
+# Tests wait for processes, leases and clocks three times as long as they compute.
+WORKERS_PER_CORE = 4
 
 # Files that stay together take longest; they begin in this part of the run, so that the last minute is not one worker's.
 EARLY = 0.6

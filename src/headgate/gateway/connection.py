@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 import httptools
 
 from headgate.gateway.answering import problem
 from headgate.gateway.exchange import Exchange, Heads
-from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, Head, KnownHeads, first_line
+from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, QUERY_SIGNS, Head, KnownHeads, first_line
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
 MOST_HEADER_BYTES: Final = 65_536
@@ -30,8 +30,13 @@ STUCK_SECONDS: Final = 45.0
 LINGER_SECONDS: Final = 2.0
 CHANCES: Final = 4
 MOST_UNSENT: Final = 65_536
+MOST_ASKED: Final = 2048
 
 _METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", "DELETE")}
+
+# The last request of a connection, for the next that differs from it only in its query: what stands before the query,
+# what stands behind it, and what was understood of that.
+_Asked: TypeAlias = tuple[bytes, bytes, str, bytes, Head]
 
 
 class HeadTooLarge(HeadgateError):
@@ -89,8 +94,8 @@ class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers", "_house",
-        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving",
+        "_answering", "_asked", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers",
+        "_house", "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving",
         "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
     )  # fmt: skip
 
@@ -112,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._unsent = b""
         self._block = b""
         self._head = Head([], {})
+        self._asked: _Asked | None = None
         self._head_bytes = 0
         self._fed = 0
         self._reading: Exchange | None = None
@@ -352,8 +358,17 @@ class Connection(asyncio.Protocol):
 
     def _answer_known(self, data: bytes) -> bool:
         """Take a whole request whose headers were read before; False if it has to be parsed after all."""
+        if not self._between or self._queue or self.full:
+            return False
+        if self._asked is not None:
+            before, after, method, path, its_head = self._asked
+            if data.startswith(before) and data.endswith(after):
+                query = data[len(before) : -len(after)]
+                if not query.translate(None, QUERY_SIGNS):
+                    self._take_known(method, path, query, its_head, b"")
+                    return True
         line = first_line(data)
-        if line is None or not self._between or self._queue or self.full:
+        if line is None:
             return False
         begins = line.end()
         ends = data.find(b"\r\n\r\n", begins - 2) + 4
@@ -366,14 +381,21 @@ class Connection(asyncio.Protocol):
         head = self._head
         if len(data) - ends != head.length:
             return False
-        method, path, query = line.groups(b"")
-        exchange = self._answering = Exchange(self, _METHODS[method], path, query, head)
-        if head.length:
-            exchange.feed(data[ends:])
+        verb, path, query = line.groups(b"")
+        method = _METHODS[verb]
+        if query and len(data) <= MOST_ASKED and not head.length:
+            at = line.start(3)
+            self._asked = (data[:at], data[at + len(query) :], method, path, head)
+        self._take_known(method, path, query, head, data[ends:])
+        return True
+
+    def _take_known(self, method: str, path: bytes, query: bytes, head: Head, body: bytes) -> None:
+        exchange = self._answering = Exchange(self, method, path, query, head)
+        if body:
+            exchange.feed(body)
         exchange.complete = True
         self._chances = CHANCES
         self._house.serve(exchange)
-        return True
 
     def _next(self) -> None:
         """Serve what has queued up. A request that is answered at once comes by here again, and leaves the next to us."""

@@ -214,7 +214,11 @@ class Exchange:
         if not self.complete or not self.keep_alive or self.old or connection.stopping:
             first += self._persistence()
         connection.write_whole(b"".join((first, head, body)))
-        self._finish()
+        if self._chunks or self._waiting or self._watchers:
+            self._finish()
+        else:
+            self.finished = True
+            connection.answered(self)
 
     async def __call__(self, message: Message) -> None:
         """Send a part of the answer, in ASGI's words; wait while the client does not take it."""

@@ -300,10 +300,12 @@ class Gateway:
 
     def _answer(self, turn: Turn, status: int, shared: bytes, body: bytes) -> None:
         """Send a whole answer."""
+        tally = turn.at.tally
         if turn.running:
-            turn.end()
+            turn.running = False
+            tally.in_flight -= 1
         seconds = perf_counter() - turn.started
-        turn.at.tally.count(status, seconds)
+        tally.count(status, seconds)
         if logs.debugging():
             _log(turn, status, seconds)
         if turn.extra:

@@ -19,6 +19,8 @@ MOST_HEADERS: Final = 64
 
 # These methods, and targets that no two readers understand differently.
 first_line: Final = re.compile(rb"(GET|POST|PUT|DELETE) (/[!\"$->@-~]*)(?:\?([!\"$-~]*))? HTTP/1\.1\r\n").match
+# What may stand in a query there.
+QUERY_SIGNS: Final = bytes(sign for sign in range(0x21, 0x7F) if sign != ord("#"))
 # With one of these, a request is more than its headers and so many bytes.
 _MORE: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 # What says who asks, from where, or how the answer is to be marked; and what is a secret of theirs.

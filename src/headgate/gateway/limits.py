@@ -37,13 +37,15 @@ class Buckets:
         """Count one request, or raise RateLimited with the time until the next is allowed."""
         now = monotonic()
         young = self._young
-        full_at = young.get(key) or self._old.get(key, 0.0)
+        full_at = young.get(key)
+        if full_at is None:
+            full_at = self._old.get(key, now)
+            if len(young) >= self._most:
+                self._old, self._young = young, {}
+                young = self._young
         if full_at < now:
             full_at = now
         wait = full_at - now - self._room
-        if len(young) >= self._most and key not in young:
-            self._old, self._young = young, {}
-            young = self._young
         if wait > 0:
             young[key] = full_at  # who goes on asking is not forgotten
             raise self._refusal(wait)

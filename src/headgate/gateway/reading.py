@@ -83,7 +83,7 @@ class QueryReader:
     def _read_words(self, query: bytes) -> Any:
         """Read a query of nothing but names and ids, as most are, at less cost; None if there is more to it."""
         values = {}
-        for pair in query.split(b"&"):
+        for pair in query.split(b"&") if b"&" in query else (query,):
             name, _, value = pair.partition(b"=")
             word = self._words.get(name)
             if word is None:
