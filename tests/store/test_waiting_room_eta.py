@@ -14,7 +14,7 @@ from headgate.waiting_room import Eta
 from headgate.waiting_room.model import Flow, poll_after_ms
 from tests.store.waiting_world import World
 
-NIGHTS = 3
+NIGHTS = 5
 
 
 class Stay:
