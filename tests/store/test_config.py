@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import random
 from contextlib import aclosing
 from typing import cast
@@ -235,13 +236,17 @@ async def test_the_history_of_changes_is_bounded_by_its_weight(store: Store) -> 
 
 async def test_a_large_yaml_does_not_hold_up_the_others(config: Config) -> None:
     text = "\n".join(f"key{number}: [1, 2, {{a: b}}]" for number in range(1500))
+    whole, ours = time.process_time(), time.thread_time()
     publishing = asyncio.ensure_future(put(config, "a", text, content_type=ContentType.YAML))
     answers = 0
     while not publishing.done():
         await config.read(NS)
         answers += 1
+        await asyncio.sleep(0.01)
+    whole, ours = time.process_time() - whole, time.thread_time() - ours
     assert await publishing == 1
-    assert answers > 5
+    assert answers > 1
+    assert ours < whole / 2, "another thread reads it; how often we come to our turn meanwhile is the machine's affair"
 
 
 async def test_own_settings_are_checked_before_they_are_published(store: Store) -> None:
