@@ -61,7 +61,8 @@ async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes
         seen: list[bytes] = []
 
         def note(exchange: Exchange) -> None:
-            seen.append(b"%b %b %b %r" % (exchange.method.encode(), exchange.path, exchange.query, exchange.head.pairs))
+            target = exchange.target
+            seen.append(b"%b %b %b %r" % (target.method.encode(), target.path, exchange.query, target.head.pairs))
             exchange.whole(200, b"content-length: 0\r\n\r\n", b"")
 
         wire = Wire()
@@ -118,12 +119,12 @@ async def test_answers_that_are_ready_at_once_keep_their_turn() -> None:
 
     async def later(exchange: Exchange) -> None:
         await asyncio.sleep(0.01)
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.path), exchange.path)
+        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
 
     def at_once(exchange: Exchange) -> Rest | None:
-        if exchange.path.endswith(b"3"):
+        if exchange.target.path.endswith(b"3"):
             return later(exchange)
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.path), exchange.path)
+        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
         return None
 
     with listening(HOST, 0) as socket:
@@ -150,7 +151,7 @@ class Noted:
         self.house = Listener(self._serve)
 
     def _serve(self, exchange: Exchange) -> None:
-        self.seen.append((exchange.method, exchange.path, exchange.body(), id(exchange.head)))
+        self.seen.append((exchange.target.method, exchange.target.path, exchange.body(), id(exchange.target.head)))
         exchange.whole(200, b"content-length: %d\r\n\r\n" % len(self.answer), self.answer)
 
     def client(self) -> tuple[Connection, Wire]:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 import httptools
 
 from headgate.gateway.answering import problem
-from headgate.gateway.exchange import Exchange, Heads
+from headgate.gateway.exchange import Exchange, Heads, Target
 from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, QUERY_SIGNS, Head, KnownHeads, first_line
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
@@ -35,8 +35,8 @@ MOST_ASKED: Final = 2048
 _METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", "DELETE")}
 
 # The last request of a connection, for the next that differs from it only in its query: what stands before the query,
-# what stands behind it, and what was understood of that.
-_Asked: TypeAlias = tuple[bytes, bytes, str, bytes, Head]
+# what stands behind it, and what it asked for.
+_Asked: TypeAlias = tuple[bytes, bytes, Target]
 
 
 class HeadTooLarge(HeadgateError):
@@ -95,12 +95,12 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_answering", "_asked", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers",
-        "_house", "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving",
-        "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "server", "since",
+        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving", "_target",
+        "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "house", "server", "since",
     )  # fmt: skip
 
     def __init__(self, house: House) -> None:
-        self._house = house
+        self.house = house
         self.heads = house.heads
         self.since = house.now
         self.full = False
@@ -117,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._unsent = b""
         self._block = b""
         self._head = Head([], {})
+        self._target: Target | None = None
         self._asked: _Asked | None = None
         self._head_bytes = 0
         self._fed = 0
@@ -130,22 +131,17 @@ class Connection(asyncio.Protocol):
         self._lingering = False
         self._drains: list[asyncio.Future[None]] = []
 
-    @property
-    def stopping(self) -> bool:
-        """Tell whether connections end with the answer that is under way."""
-        return self._house.stopping
-
     # The event loop's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.client = _address(transport.get_extra_info("peername"))
         self.server = _address(transport.get_extra_info("sockname"))
-        if not self._house.arrived(self):
+        if not self.house.arrived(self):
             self._refuse(TooManyConnections(retry_after=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._house.left(self)
+        self.house.left(self)
         for exchange in (self._answering, *self._queue):
             if exchange is not None:
                 exchange.lose()
@@ -182,18 +178,18 @@ class Connection(asyncio.Protocol):
         if self._plain is not None and self._between:
             plain, self._plain = self._plain, None
             if fresh and self._chances:
-                self._remember(data, plain.head)
+                self._remember(data, plain.target.head)
         if self._unserved is not None:
             # Not from within the parser: an answer may be out at once, and close the connection.
             exchange, self._unserved = self._unserved, None
-            self._house.serve(exchange)
+            self.house.serve(exchange)
 
     def eof_received(self) -> None:
         """A client that closes its side has left: returning None closes ours."""
 
     def pause_writing(self) -> None:
         self.full = True
-        self.since = self._house.now
+        self.since = self.house.now
         self._stop_reading()
 
     def resume_writing(self) -> None:
@@ -211,7 +207,7 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         if not self._in_head:
             self._in_head = True
-            self.since = self._house.now
+            self.since = self.house.now
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -238,7 +234,7 @@ class Connection(asyncio.Protocol):
         if path[:1] != b"/":
             path = _origin_form(path)
         head = Head(headers, names)
-        exchange = Exchange(self, parser.get_method().decode(), path, query, head)
+        exchange = Exchange(self, Target(parser.get_method().decode(), path, head), query)
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = old
         if b"expect" in names and names[b"expect"].lower() == b"100-continue":
@@ -284,12 +280,13 @@ class Connection(asyncio.Protocol):
                 self.flush()  # whoever asks for much at once is slowed down by what they do not take
         else:
             self._unsent = data
-            self._house.flush_later(self)
+            self.house.flush_later(self)
 
     def flush(self) -> None:
         """Send what was put off."""
-        if self._unsent:
-            self.write(b"")
+        data, self._unsent = self._unsent, b""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
 
     async def drained(self) -> None:
         """Wait until the client has taken most of what was sent, or has left."""
@@ -309,8 +306,8 @@ class Connection(asyncio.Protocol):
         if exchange is not self._answering:
             return
         self._answering = None
-        self.since = self._house.now
-        if not exchange.keep_alive or self._house.stopping:
+        self.since = self.house.now
+        if not exchange.keep_alive or self.house.stopping:
             self._close(complete=exchange.complete)
         elif self._queue or self._refused is not None:
             self._next()
@@ -353,7 +350,7 @@ class Connection(asyncio.Protocol):
             return
         if ends - line.end() <= MOST_BYTES and len(head.pairs) <= MOST_HEADERS:
             self._block, self._head = data[line.end() : ends], head
-            self._house.known.add(self._block, head)
+            self.house.known.add(self._block, head)
             self._chances -= 1  # a proxy's connection brings others' headers each time
 
     def _answer_known(self, data: bytes) -> bool:
@@ -361,11 +358,11 @@ class Connection(asyncio.Protocol):
         if not self._between or self._queue or self.full:
             return False
         if self._asked is not None:
-            before, after, method, path, its_head = self._asked
+            before, after, asked = self._asked
             if data.startswith(before) and data.endswith(after):
                 query = data[len(before) : -len(after)]
-                if not query.translate(None, QUERY_SIGNS):
-                    self._take_known(method, path, query, its_head, b"")
+                if query.translate(QUERY_SIGNS) == query:
+                    self._take_known(asked, query, b"")
                     return True
         line = first_line(data)
         if line is None:
@@ -374,7 +371,7 @@ class Connection(asyncio.Protocol):
         ends = data.find(b"\r\n\r\n", begins - 2) + 4
         block = data[begins:ends]
         if block != self._block:
-            head = self._house.known.find(block)
+            head = self.house.known.find(block)
             if head is None:
                 return False
             self._block, self._head = block, head
@@ -383,19 +380,24 @@ class Connection(asyncio.Protocol):
             return False
         verb, path, query = line.groups(b"")
         method = _METHODS[verb]
-        if query and len(data) <= MOST_ASKED and not head.length:
-            at = line.start(3)
-            self._asked = (data[:at], data[at + len(query) :], method, path, head)
-        self._take_known(method, path, query, head, data[ends:])
+        target = self._target
+        if target is None or target.path != path or target.head is not head or target.method != method:
+            target = Target(method, path, head)
+        if len(data) <= MOST_ASKED:
+            self._target = target
+            if query and not head.length:
+                at = line.start(3)
+                self._asked = (data[:at], data[at + len(query) :], target)
+        self._take_known(target, query, data[ends:])
         return True
 
-    def _take_known(self, method: str, path: bytes, query: bytes, head: Head, body: bytes) -> None:
-        exchange = self._answering = Exchange(self, method, path, query, head)
+    def _take_known(self, target: Target, query: bytes, body: bytes) -> None:
+        exchange = self._answering = Exchange(self, target, query)
         if body:
             exchange.feed(body)
         exchange.complete = True
         self._chances = CHANCES
-        self._house.serve(exchange)
+        self.house.serve(exchange)
 
     def _next(self) -> None:
         """Serve what has queued up. A request that is answered at once comes by here again, and leaves the next to us."""
@@ -404,7 +406,7 @@ class Connection(asyncio.Protocol):
         self._serving = True
         while self._queue and self._answering is None and not self.full:
             self._answering = self._queue.popleft()
-            self._house.serve(self._answering)
+            self.house.serve(self._answering)
         self._serving = False
         if self._queue or self._answering is not None or self.full or self._refused is None:
             self.go_on_reading()
@@ -418,7 +420,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.keep_alive = False
-        if b"content-length" in exchange.headers or b"transfer-encoding" in exchange.headers:
+        if not exchange.target.headers.keys().isdisjoint((b"content-length", b"transfer-encoding")):
             exchange.fail(Malformed("A request with a body cannot ask for another protocol."))
 
     def _refuse(self, error: HeadgateError) -> None:
@@ -451,7 +453,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._lingering = True
-        self.since = self._house.now
+        self.since = self.house.now
         if self._transport.can_write_eof():
             self._transport.write_eof()
         if not self._reads:

@@ -34,20 +34,16 @@ class Door:
         `Authorization` may belong to the site. Callers with a token are not held to the limits of an address, nor is
         a proxy of ours that asks for itself.
         """
-        head = exchange.head
-        client, ours = self._clients.address(exchange.client, head.pairs)
-        if head.plain and access is Access.PUBLIC:
-            if limiter is not None and not ours:
-                limiter.take_address(client)
-            return ANONYMOUS, client
-        headers = head.names
+        target = exchange.target
+        client, ours = self.client(exchange)
+        headers = target.headers
         secret = headers.get(b"x-api-token")
         if secret is None and bearer and b"authorization" in headers:
             secret = _bearer(headers[b"authorization"])
         caller = ANONYMOUS if secret is None else self._keyring.caller(secret) or ANONYMOUS
         if access is not Access.PUBLIC:
             if secret is None and b"cookie" in headers:
-                caller = self._sessions.caller(exchange.method, headers) or ANONYMOUS
+                caller = self._sessions.caller(target.method, headers) or ANONYMOUS
             if caller is ANONYMOUS:
                 self._failures.take_address(client)
                 raise Unauthorized("Send a token in X-API-Token." if secret is None else "This token is not valid.")
@@ -56,6 +52,10 @@ class Door:
         elif caller is ANONYMOUS and limiter is not None and not ours:
             limiter.take_address(client)
         return caller, client
+
+    def client(self, exchange: Exchange) -> tuple[str, bool]:
+        """Give the client's address, and whether it is one of our own proxies that asks for itself."""
+        return self._clients.address(exchange.client, exchange.target.head.pairs)
 
 
 def chosen_namespace(caller: Caller, wanted: str | None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from headgate.gateway.heads import Head
@@ -39,7 +39,7 @@ class Heads:
     def __init__(self) -> None:
         self._second = 0
         self._date = b""
-        self._made: dict[int, bytes] = {}
+        self.made: dict[int, bytes] = {}
         self.tick()
 
     def tick(self) -> None:
@@ -48,13 +48,13 @@ class Heads:
         if second != self._second:
             self._second = second
             self._date = f"date: {formatdate(second, usegmt=True)}\r\n".encode()
-            self._made.clear()
+            self.made.clear()
 
     def dated(self, status: int) -> bytes:
         """Give the status line and the date."""
-        made = self._made.get(status)
+        made = self.made.get(status)
         if made is None:
-            made = self._made[status] = plain_line(status) + self._date
+            made = self.made[status] = plain_line(status) + self._date
         return made
 
 
@@ -63,45 +63,56 @@ def plain_line(status: int) -> bytes:
     return _FIRST_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
+class Target:
+    """What a request asks for, but for its query and its body; a connection that asks for the same again has the same target.
+
+    `way` is the application's own: what it found out about a target, if nothing but the target and the connection decides it.
+    """
+
+    __slots__ = ("head", "headers", "method", "path", "way")
+
+    def __init__(self, method: str, path: bytes, head: Head) -> None:
+        self.method = method
+        self.path = path
+        self.head = head
+        self.headers = head.names
+        self.way: Any = None
+
+
 class Exchange:
     """One request: its scope, its body as it arrives, and its answer as it goes out."""
 
-    # What most requests never change stands here once, and is not written for each of them.
-    complete = False
-    started = False
-    finished = False
-    old = False
-    scheme = "http"
-    keep_alive = True
-    task: asyncio.Task[None] | None = None
-    _expects = False
-    _chunks: list[bytes] | None = None
-    _ahead = 0
-    _told = False
-    _gone = False
-    _broken: HeadgateError | None = None
-    _waiting: set[asyncio.Future[None]] | None = None
-    _watchers: set[asyncio.Future[None]] | None = None
-    _status = 0
-    _answer_headers: Sequence[tuple[bytes, bytes]] = ()
-    _chunked = False
-    _left: int | None = None
-    _scope: Scope | None = None
+    # Slots: what is read of a class through its instances is slow to find.
+    __slots__ = (
+        "_ahead", "_answer_headers", "_broken", "_chunked", "_chunks", "_connection", "_expects", "_gone", "_left", "_scope",
+        "_status", "_told", "_waiting", "_watchers", "complete", "finished", "keep_alive", "old", "query", "scheme", "started",
+        "target", "task",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        connection: Connection,
-        method: str,
-        path: bytes,
-        query: bytes,
-        head: Head,
-    ) -> None:
-        self.method = method
-        self.path = path
+    def __init__(self, connection: Connection, target: Target, query: bytes) -> None:
+        self.target = target
         self.query = query
-        self.head = head
-        self.headers = head.names
+        self.scheme = "http"
+        self.old = False
+        self.keep_alive = True
+        self.complete = False
+        self.started = False
+        self.finished = False
+        self.task: asyncio.Task[None] | None = None
         self._connection = connection
+        self._expects = False
+        self._chunks: list[bytes] | None = None
+        self._ahead = 0
+        self._told = False
+        self._gone = False
+        self._broken: HeadgateError | None = None
+        self._waiting: set[asyncio.Future[None]] | None = None
+        self._watchers: set[asyncio.Future[None]] | None = None
+        self._status = 0
+        self._answer_headers: Sequence[tuple[bytes, bytes]] = ()
+        self._chunked = False
+        self._left: int | None = None
+        self._scope: Scope | None = None
 
     # The connection's side.
 
@@ -141,6 +152,11 @@ class Exchange:
     # The application's side.
 
     @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The headers, by name in lower case."""
+        return self.target.headers
+
+    @property
     def client(self) -> tuple[str, int] | None:
         """The address at the other end of the connection."""
         return self._connection.client
@@ -149,18 +165,19 @@ class Exchange:
     def scope(self) -> Scope:
         """The request in ASGI's words."""
         if self._scope is None:
-            path = self.path.decode("latin-1")
+            target = self.target
+            path = target.path.decode("latin-1")
             self._scope = {
                 "type": "http",
                 "asgi": _ASGI,
                 "http_version": "1.0" if self.old else "1.1",
-                "method": self.method,
+                "method": target.method,
                 "scheme": self.scheme,
                 "path": unquote(path) if "%" in path else path,
-                "raw_path": self.path,
+                "raw_path": target.path,
                 "query_string": self.query,
                 "root_path": "",
-                "headers": list(self.head.pairs),
+                "headers": list(target.head.pairs),
                 "client": self._connection.client,
                 "server": self._connection.server,
             }
@@ -210,8 +227,8 @@ class Exchange:
         """Send a whole answer; `head` is its header lines with the length and the empty line."""
         self.started = True
         connection = self._connection
-        first = connection.heads.dated(status)
-        if not self.complete or not self.keep_alive or self.old or connection.stopping:
+        first = connection.heads.made.get(status) or connection.heads.dated(status)
+        if not self.complete or not self.keep_alive or self.old or connection.house.stopping:
             first += self._persistence()
         connection.write_whole(b"".join((first, head, body)))
         if self._chunks or self._waiting or self._watchers:
@@ -261,7 +278,7 @@ class Exchange:
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             raise ValueError("a header would be more than one line")
-        bodiless = status in _BODILESS or self.method == "HEAD"
+        bodiless = status in _BODILESS or self.target.method == "HEAD"
         if b"content-length" in named:
             if not bodiless:
                 self._left = int(next(value for name, value in self._answer_headers if name == b"content-length"))
@@ -293,11 +310,11 @@ class Exchange:
         parts.append(body)
 
     def _bodiless(self) -> bool:
-        return self._status in _BODILESS or self.method == "HEAD"
+        return self._status in _BODILESS or self.target.method == "HEAD"
 
     def _persistence(self) -> bytes:
         """Say whether the connection stays, where that is not what the client expects anyway."""
-        if not self.keep_alive or not self.complete or self._connection.stopping:
+        if not self.keep_alive or not self.complete or self._connection.house.stopping:
             self.keep_alive = False
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if self.old else b""

@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from itertools import count
 from time import perf_counter
 from types import CoroutineType
@@ -21,9 +20,9 @@ import structlog
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from headgate.gateway.answering import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
-from headgate.gateway.door import Door, chosen_namespace, refuse_limited
+from headgate.gateway.door import DEFAULT_NAMESPACE, Door, chosen_namespace, refuse_limited
 from headgate.gateway.exchange import Exchange
-from headgate.gateway.limits import Limiter
+from headgate.gateway.limits import Buckets, Limiter, neighbourhood
 from headgate.gateway.listener import Rest
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
 from headgate.gateway.origins import Origins
@@ -32,6 +31,7 @@ from headgate.gateway.routing import Resource, Router
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs, traces
 from headgate.kit.http import (
+    ANONYMOUS,
     Access,
     Answer,
     Call,
@@ -68,7 +68,7 @@ class Route:
     """An operation with everything worked out that does not depend on the request."""
 
     __slots__ = (
-        "access", "body", "handler", "limiter", "namespaced", "prompt", "query", "status", "tally", "title", "user",
+        "access", "body", "handler", "limiter", "namespaced", "prompt", "query", "status", "tally", "title", "user", "users",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, settings: GatewaySettings, limits: dict[str, Limiter]) -> None:
@@ -81,6 +81,7 @@ class Route:
         self.title = f"{operation.method} {operation.path}"
         self.tally = Tally(operation.id)
         self.limiter = limits[operation.limit] if operation.limit else None
+        self.users = self.limiter.users if self.limiter is not None else None
         self.query = QueryReader(operation.query, namespaced=operation.namespaced)
         self.body: BodyReader | None = None
         if operation.body is not None:
@@ -112,20 +113,48 @@ class MountRoute(Place):
         self.prefix = mount.prefix.rstrip("/").encode()
 
 
+class Way:
+    """Where a request goes, and from whom it comes; found once for all requests of a connection that ask for the same.
+
+    If nothing in the request tells who asks, and nobody has to, then its address is all there is to `know`; `addresses`
+    counts the requests of each.
+    """
+
+    __slots__ = ("addresses", "client", "known", "namespace", "neighbourhood", "path", "route")
+
+    def __init__(self, route: Route, path: Mapping[str, str]) -> None:
+        self.route = route
+        self.path = path
+        self.namespace = path.get(NAMESPACE)
+        self.known = False
+        self.client = self.neighbourhood = ""
+        self.addresses: Buckets | None = None
+
+    def know(self, client: str, *, ours: bool) -> None:
+        """Keep the client's address, and whether it is a proxy of ours, which asks as often as it likes."""
+        self.known = True
+        self.client = client
+        self.neighbourhood = neighbourhood(client)
+        self.addresses = None if ours or self.route.limiter is None else self.route.limiter.addresses
+
+
 class Turn(Call):
     """A request on its way through the gateway: what its handler sees, and what it takes to answer it."""
 
-    running = False
-    extra: Headers = _NO_HEADERS
     work: CoroutineType[Any, Any, object]
 
-    def __init__(self, exchange: Exchange, request_id: str, stop: Stop, at: Place | Route) -> None:
+    def __init__(self, exchange: Exchange, request_id: str, gateway: Gateway, at: Place | Route) -> None:
         # What Call's own does, without another call.
-        self.headers = exchange.headers
+        self.headers = exchange.target.headers
+        self.caller = ANONYMOUS
+        self.namespace = DEFAULT_NAMESPACE
         self.request_id = request_id
-        self.stop = stop
+        self.stop = gateway.stop
         self._request = self.exchange = exchange
+        self._gateway = gateway
         self.at = at
+        self.running = False
+        self.extra = _NO_HEADERS
         self.started = perf_counter()
 
     def begin(self, at: Place | Route) -> None:
@@ -133,6 +162,11 @@ class Turn(Call):
         self.at = at
         self.running = True
         at.tally.in_flight += 1
+
+    def resume(self, _awaited: object) -> None:
+        """Go on: what a prompt handler awaits is there."""
+        _LOGGED_ID.set(self.request_id)  # whoever calls back has a context of their own
+        self._gateway.step(self)
 
     def end(self) -> None:
         """The handler is done."""
@@ -175,45 +209,67 @@ class Gateway:
         """The classes of limits, which may be changed while the gateway runs."""
         return self._door.limits
 
-    def __call__(self, exchange: Exchange) -> Rest | None:
+    def serve(self, exchange: Exchange) -> Rest | None:
         """Answer one request, or give what is left to do: to wait for its body, its handler or its stream."""
-        plain = exchange.head.plain
-        given = None if plain else exchange.headers.get(b"x-request-id")
+        target = exchange.target
+        given = None if target.head.plain else target.headers.get(b"x-request-id")
         request_id = f"{self._process}{next(self._numbers):x}" if given is None else self._request_id(given)
-        turn = Turn(exchange, request_id, self.stop, self._unmatched)
+        turn = Turn(exchange, request_id, self, self._unmatched)
         _LOGGED_ID.set(request_id)
         try:
-            found = self._router.find(exchange.path)
-            if found is None:
-                return self._run_mounted(self._mounted(exchange.path), turn)
-            resource, turn.path = found
-            route = resource.routes.get(exchange.method)
-            traced = False
-            if not plain:
-                traced = b"traceparent" in exchange.headers
-                if traced or b"origin" in exchange.headers:
-                    turn.extra = self._extra(resource, route, exchange.headers)
-            if route is None:
-                result: object = _without_route(resource, exchange.method)
-            else:
-                turn.begin(route)
-                # A traced request has log lines of its own, and so a context of its own.
-                if traced or traces.on() or not (exchange.complete or route.body is None):
-                    return self._finish(turn, self._run(route, turn))
-                self._enter(route, turn)
-                if route.body is not None:
-                    turn.body = route.body.read(exchange)
-                result = self._handle(route, turn)
-                if isinstance(result, CoroutineType):
-                    if not route.prompt:
-                        return self._finish(turn, result)
-                    turn.work = result
-                    self._step(turn)
+            way: Way | None = target.way
+            if way is None:
+                found = self._router.find(target.path)
+                if found is None:
+                    return self._run_mounted(self._mounted(target.path), turn)
+                resource, path = found
+                way = self._way(resource, path, turn)
+                if way is None:
+                    self._reply(turn, _without_route(resource, target.method))
                     return None
-            self._answer(turn, *rendered(result, turn.at.status))
+            route = way.route
+            turn.begin(route)
+            # A traced request has log lines of its own, and so a context of its own.
+            if b"traceparent" in target.headers or traces.on() or not (exchange.complete or route.body is None):
+                return self._finish(turn, self._run(way, turn))
+            self._enter(way, turn)
+            if route.body is not None:
+                turn.body = route.body.read(exchange)
+            result = self._handle(route, turn)
+            if not isinstance(result, CoroutineType):
+                self._reply(turn, result)
+            elif route.prompt:
+                turn.work = result
+                self.step(turn)
+            else:
+                return self._finish(turn, result)
         except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
             self._fail(turn, error)
         return None
+
+    def step(self, turn: Turn) -> None:
+        """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
+        try:
+            awaited = turn.work.send(None)
+        except StopIteration as done:
+            try:
+                self._reply(turn, done.value)
+            except Exception as error:  # noqa: BLE001 -- as below: an answer that cannot be written is a defect of ours
+                self._fail(turn, error)
+        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
+            self._fail(turn, error)
+        except asyncio.CancelledError:  # what it awaited was, since this process is about to end
+            turn.end()
+            turn.exchange.abort()
+        else:
+            if awaited is None:
+                asyncio.get_running_loop().call_soon(turn.resume, awaited)
+                return
+            awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
+            if isinstance(awaited, Awaited):
+                awaited.directly = turn.resume
+            else:
+                awaited.add_done_callback(turn.resume)
 
     async def keep_figures(self) -> None:
         """Add the figures of all operations to the shared ones, again and again."""
@@ -226,63 +282,61 @@ class Gateway:
         for tally in self._tallies:
             tally.flush()
 
-    async def _run(self, route: Route, turn: Turn) -> object:
+    async def _run(self, way: Way, turn: Turn) -> object:
         """Go through with a request that is traced, or whose body is still on its way."""
         header = turn.headers.get(b"traceparent")
         parent = None if header is None else header.decode("latin-1")
         trace = traces.trace_id(parent)
         if trace is not None:
             bind_contextvars(trace_id=trace)
+        route = way.route
         with traces.span(route.title, traceparent=parent):
-            self._enter(route, turn)
+            self._enter(way, turn)
             if route.body is not None:
                 turn.body = await route.body.read_later(turn.exchange)
             result = self._handle(route, turn)
             return await result if isinstance(result, CoroutineType) else result
 
-    def _enter(self, route: Route, turn: Turn) -> None:
+    def _way(self, resource: Resource[Route], path: dict[str, str], turn: Turn) -> Way | None:
+        """Find where a request goes, None if nowhere with this method; keep what the next of its kind need not find again."""
+        target = turn.exchange.target
+        route = resource.routes.get(target.method)
+        if not target.head.plain and not target.headers.keys().isdisjoint((b"traceparent", b"origin")):
+            turn.extra = self._extra(resource, route, target.headers)
+        if route is None:
+            return None
+        way = Way(route, path)
+        if target.head.plain and route.access is Access.PUBLIC:
+            client, ours = self._door.client(turn.exchange)
+            way.know(client, ours=ours)
+            target.way = way
+        return way
+
+    def _enter(self, way: Way, turn: Turn) -> None:
         """Find out who calls, and read the query."""
-        turn.caller, turn.client = self._door.enter(turn.exchange, route.access, route.limiter)
-        turn.query, namespace = route.query.read(turn.exchange.query)
+        route = way.route
+        turn.path = way.path
+        if way.known:
+            turn.client = way.client
+            if way.addresses is not None:
+                way.addresses.take(way.neighbourhood)
+        else:
+            turn.caller, turn.client = self._door.enter(turn.exchange, route.access, route.limiter)
+        turn.query, wanted = route.query.read(turn.exchange.query)
         if route.namespaced:
-            turn.namespace = chosen_namespace(turn.caller, turn.path.get(NAMESPACE, namespace))
+            if way.namespace is not None:
+                wanted = way.namespace
+            if wanted is not None or not way.known:
+                turn.namespace = chosen_namespace(turn.caller, wanted)
         elif turn.caller.namespace is not None:
             refuse_limited(turn.caller, route.access)
 
     def _handle(self, route: Route, turn: Turn) -> object:
-        if route.limiter is not None and route.user is not None:
+        if route.users is not None and route.user is not None:
             user = route.user(turn)
             if user:
-                route.limiter.take_user(user)
+                route.users.take(user)
         return route.handler(turn)
-
-    def _step(self, turn: Turn) -> None:
-        """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
-        try:
-            awaited = turn.work.send(None)
-        except StopIteration as done:
-            try:
-                self._answer(turn, *rendered(done.value, turn.at.status))
-            except Exception as error:  # noqa: BLE001 -- as below: an answer that cannot be written is a defect of ours
-                self._fail(turn, error)
-        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
-            self._fail(turn, error)
-        except asyncio.CancelledError:  # what it awaited was, since this process is about to end
-            turn.end()
-            turn.exchange.abort()
-        else:
-            if awaited is None:
-                asyncio.get_running_loop().call_soon(self._resume, turn, awaited)
-                return
-            awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
-            if isinstance(awaited, Awaited):
-                awaited.directly = partial(self._resume, turn)
-            else:
-                awaited.add_done_callback(partial(self._resume, turn))
-
-    def _resume(self, turn: Turn, _awaited: object) -> None:
-        _LOGGED_ID.set(turn.request_id)  # whoever calls back has a context of their own
-        self._step(turn)
 
     async def _finish(self, turn: Turn, work: Awaitable[object]) -> None:
         """Answer once the handler is done."""
@@ -291,12 +345,16 @@ class Gateway:
             if isinstance(result, Stream):
                 await self._stream(result, turn)
             else:
-                self._answer(turn, *rendered(result, turn.at.status))
+                self._reply(turn, result)
         except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
             self._fail(turn, error)
         finally:
             turn.end()
             turn.close()
+
+    def _reply(self, turn: Turn, result: object) -> None:
+        status, shared, body = rendered(result, turn.at.status)
+        self._answer(turn, status, shared, body)
 
     def _answer(self, turn: Turn, status: int, shared: bytes, body: bytes) -> None:
         """Send a whole answer."""
@@ -315,7 +373,7 @@ class Gateway:
             turn.exchange.whole(status, b"%bx-request-id: %b\r\n\r\n" % (shared, request_id), b"")
         else:
             head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (shared, request_id, len(body))
-            turn.exchange.whole(status, head, b"" if turn.exchange.method == "HEAD" else body)
+            turn.exchange.whole(status, head, b"" if turn.exchange.target.method == "HEAD" else body)
 
     def _fail(self, turn: Turn, error: Exception) -> None:
         """Say what went wrong: to the caller if it is a refusal, to the log if it is a defect of ours."""
@@ -338,7 +396,7 @@ class Gateway:
         try:
             own = [*stream_headers(stream), *turn.extra, (b"x-request-id", turn.request_id.encode())]
             await send({"type": "http.response.start", "status": stream.status, "headers": own})
-            if send.method == "HEAD":
+            if send.target.method == "HEAD":
                 await close_chunks(stream.chunks)
             else:
                 await StreamRunner(stream, turn, send).run()

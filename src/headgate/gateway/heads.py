@@ -8,6 +8,7 @@ first line is read. Whether a block can be understood in two ways was looked at 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 Pairs = list[tuple[bytes, bytes]]
@@ -19,8 +20,19 @@ MOST_HEADERS: Final = 64
 
 # These methods, and targets that no two readers understand differently.
 first_line: Final = re.compile(rb"(GET|POST|PUT|DELETE) (/[!\"$->@-~]*)(?:\?([!\"$-~]*))? HTTP/1\.1\r\n").match
+
+
+def sieve(signs: Iterable[int]) -> bytes:
+    """Make a table for `bytes.translate` that leaves these signs as they are and changes all others.
+
+    So what is the same afterwards has no others. To take signs away and look for a rest costs several times as much.
+    """
+    kept = frozenset(signs)
+    return bytes(sign if sign in kept else sign ^ 1 for sign in range(256))
+
+
 # What may stand in a query there.
-QUERY_SIGNS: Final = bytes(sign for sign in range(0x21, 0x7F) if sign != ord("#"))
+QUERY_SIGNS: Final = sieve(sign for sign in range(0x21, 0x7F) if sign != ord("#"))
 # With one of these, a request is more than its headers and so many bytes.
 _MORE: Final = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 # What says who asks, from where, or how the answer is to be marked; and what is a secret of theirs.

@@ -26,10 +26,14 @@ class Buckets:
 
     def __init__(self, name: str, per_second: float, burst: float, most: int = MOST_KEYS) -> None:
         self.name = name
+        self._most = most
+        self.change(per_second, burst)
+
+    def change(self, per_second: float, burst: float) -> None:
+        """Take another rate and begin with full buckets."""
         self.burst = burst
         self._step = 1.0 / per_second
         self._room = (burst - 1.0) / per_second
-        self._most = most
         self._young: dict[str, float] = {}
         self._old: dict[str, float] = {}
 
@@ -62,13 +66,12 @@ class Buckets:
 class Limiter:
     """One class of limits: per client address, and per user where the class says so."""
 
-    __slots__ = ("_addresses", "_limit", "_name", "_users")
+    __slots__ = ("_limit", "addresses", "users")
 
     def __init__(self, name: str, limit: Limit) -> None:
-        self._name = name
         self._limit = limit
-        self._addresses = Buckets(name, limit.per_second, limit.burst)
-        self._users = (
+        self.addresses = Buckets(name, limit.per_second, limit.burst)
+        self.users = (
             Buckets(f"{name} by user", limit.user_per_second, limit.user_burst) if limit.user_per_second else None
         )
 
@@ -76,16 +79,11 @@ class Limiter:
         """Take another rate per address, with its burst in proportion; None: as configured."""
         rate = per_second or self._limit.per_second
         burst = max(1.0, self._limit.burst * rate / self._limit.per_second)
-        self._addresses = Buckets(self._name, rate, burst)
+        self.addresses.change(rate, burst)
 
     def take_address(self, address: str) -> None:
         """Count a request of this address."""
-        self._addresses.take(neighbourhood(address) if ":" in address else address)
-
-    def take_user(self, user: str) -> None:
-        """Count a request of this user."""
-        if self._users is not None:
-            self._users.take(user)
+        self.addresses.take(neighbourhood(address))
 
 
 def limiters(changed: Mapping[str, Limit]) -> dict[str, Limiter]:
@@ -93,9 +91,13 @@ def limiters(changed: Mapping[str, Limit]) -> dict[str, Limiter]:
     return {name: Limiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
 
 
-@lru_cache(maxsize=16_384)
 def neighbourhood(address: str) -> str:
-    """Give the part of an IPv6 address that one customer is given, since they choose the rest freely."""
+    """Give an address as it is counted: of IPv6 the part that one customer is given, since they choose the rest freely."""
+    return _neighbourhood(address) if ":" in address else address
+
+
+@lru_cache(maxsize=16_384)
+def _neighbourhood(address: str) -> str:
     try:
         parsed = IPv6Address(address.partition("%")[0])
     except ValueError:

@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from headgate.gateway.exchange import Exchange
+from headgate.gateway.heads import sieve
 from headgate.kit.http import ClientGone
 from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
 
@@ -83,13 +84,13 @@ class QueryReader:
     def _read_words(self, query: bytes) -> Any:
         """Read a query of nothing but names and ids, as most are, at less cost; None if there is more to it."""
         values = {}
-        for pair in query.split(b"&") if b"&" in query else (query,):
+        for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")
             word = self._words.get(name)
             if word is None:
                 return None
             attribute, signs, most = word
-            if not value or len(value) > most or value.translate(None, signs) or attribute in values:
+            if not value or len(value) > most or value.translate(signs) != value or attribute in values:
                 return None
             values[attribute] = value.decode()
         try:
@@ -133,12 +134,12 @@ class BodyReader:
 
     def read(self, exchange: Exchange) -> Any:
         """Give the decoded body, all of which is here; None if there is none and none is needed."""
-        self._check(exchange.headers)
+        self._check(exchange.target.headers)
         return self._decoded(exchange.body() or b"")
 
     async def read_later(self, exchange: Exchange) -> Any:
         """Give the decoded body, which is still on its way."""
-        self._check(exchange.headers)
+        self._check(exchange.target.headers)
         body = exchange.body()
         return self._decoded(await self._arrived(exchange) if body is None else body)
 
@@ -232,7 +233,7 @@ def _is_json(media: bytes) -> bool:
 
 
 def _word(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
-    """Give attribute, signs and most length of a field that takes any of certain signs; None if there is more to it."""
+    """Give attribute, sieve and most length of a field that takes any of certain signs; None if there is more to it."""
     kind = field.type
     if not isinstance(kind, msgspec.inspect.StrType) or kind.pattern is None:
         return None
@@ -242,7 +243,7 @@ def _word(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
     sign = re.compile(form["sign"])
     if sign.fullmatch("%") or sign.fullmatch("+"):
         return None  # in a query these stand for others
-    return field.name, bytes(code for code in range(128) if sign.fullmatch(chr(code))), int(form["most"])
+    return field.name, sieve(code for code in range(128) if sign.fullmatch(chr(code))), int(form["most"])
 
 
 def _is_list(kind: msgspec.inspect.Type) -> bool:

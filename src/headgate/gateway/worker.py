@@ -38,7 +38,7 @@ class Application(Protocol):
 
     stop: Stop
 
-    def __call__(self, exchange: Exchange) -> Rest | None:
+    def serve(self, exchange: Exchange) -> Rest | None:
         """Answer one request, or give what is left to do."""
 
     def ready(self) -> Awaitable[str | None]:
@@ -111,7 +111,7 @@ async def work(orders: Orders, control: Control, listener: int) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GARBAGE, 20, 100)
-        async with listen(application, socket.socket(fileno=listener), orders.most_connections):
+        async with listen(application.serve, socket.socket(fileno=listener), orders.most_connections):
             async with asyncio.TaskGroup() as group:
                 beating = group.create_task(_beat(application, control))
                 hanging_up = group.create_task(control.closed())

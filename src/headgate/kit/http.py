@@ -102,8 +102,11 @@ class Stop:
 class Request(Protocol):
     """What a call is made of: the server's side of one request."""
 
-    headers: dict[bytes, bytes]
     scheme: str
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """The headers, by name in lower case."""
 
     @property
     def scope(self) -> Scope:

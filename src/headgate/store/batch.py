@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
@@ -37,7 +37,7 @@ class Seat(Awaited):
 
     item: tuple[Arg, ...]
     limit: float
-    preface: object
+    preface: Any
 
 
 def _nothing(thing: Thing) -> tuple[Arg, ...]:
@@ -66,14 +66,14 @@ class Batch:
         self._preface = preface
         self._most = most
         self._patience = store.deadline_seconds
-        self._lanes: dict[Thing, _Lane] = {}
+        self._lanes: dict[str, _Lane] = {}  # by the thing's base: a text is looked up faster
         self._loop = asyncio.get_running_loop()
 
     def call(self, thing: Thing, *item: Arg, deadline: float | None = None) -> Seat:
         """Run one item, together with whatever else is waiting for this thing."""
-        lane = self._lanes.get(thing)
+        lane = self._lanes.get(thing.base)
         if lane is None:
-            lane = self._lanes[thing] = _Lane()
+            lane = self._lanes[thing.base] = _Lane()
         seat = Seat(loop=self._loop)
         seat.item = item
         seat.limit = limit = self._loop.time() + self._patience if deadline is None else deadline
@@ -89,16 +89,12 @@ class Batch:
 
     def _depart(self, thing: Thing, lane: _Lane) -> None:
         lane.scheduled = False
-        crew: list[Seat] = []
-        while lane.waiting and len(crew) < self._most:
-            seat = lane.waiting.popleft()
-            if not seat.done():
-                crew.append(seat)
+        crew = lane.take(self._most)
         if crew:
             lane.flying.append(crew)
             self._take_off(thing, lane, crew)
         elif not lane.flying:
-            self._lanes.pop(thing, None)
+            self._lanes.pop(thing.base, None)
             if lane.timer is not None:
                 lane.timer.cancel()
 
@@ -228,9 +224,22 @@ class _Lane:
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0  # not every loop's timers know it
 
+    def take(self, most: int) -> list[Seat]:
+        """Take out who goes next; those who gave up meanwhile do not."""
+        waiting = self.waiting
+        crew: list[Seat] = []
+        if len(waiting) <= most:
+            crew = [seat for seat in waiting if not seat.done()]
+            waiting.clear()
+        while waiting and len(crew) < most:
+            seat = waiting.popleft()
+            if not seat.done():
+                crew.append(seat)
+        return crew
+
 
 def _limit(crew: list[Seat]) -> float:
-    return max(seat.limit for seat in crew)
+    return max([seat.limit for seat in crew])
 
 
 def _fail(seat: Seat, error: Exception) -> None:

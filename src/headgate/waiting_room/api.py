@@ -114,23 +114,23 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route(
             "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry, prompt=True,
             errors=(QueueUnknown, QueueClosed, QueueFull, QueueReset, Forbidden), limit="entry",
-            user=lambda call: _counted(call, call.body.user_id), headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
+            user=_entering, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
             description="Without userId an anonymous waiter is made, whose userId is their secret. With one, a service token, "
             "the site's proof or the place token is needed. The same user keeps the same place.",
         ),
         route(
             "GET", "/api/queue/status", api.status, "Ask where somebody stands", Access.PUBLIC, query=PersonQuery,
-            answer=Status, errors=LOST, limit="status", user=lambda call: _counted(call, call.query.user_id), headers=PLACE_TOKEN, prompt=True,
+            answer=Status, errors=LOST, limit="status", user=_asking, headers=PLACE_TOKEN, prompt=True,
             description="Asking also says that they are still there.",
         ),
         route(
             "DELETE", "/api/queue/entry", api.leave, "Leave a queue", Access.PUBLIC, query=PersonQuery,
-            errors=(QueueUnknown, Forbidden), limit="status", user=lambda call: _counted(call, call.query.user_id), headers=PLACE_TOKEN,
+            errors=(QueueUnknown, Forbidden), limit="status", user=_asking, headers=PLACE_TOKEN,
             description="Gives up the place, or the ticket and its seat. Leaving twice is fine.",
         ),
         route(
             "GET", "/api/queue/stream", api.stream, "Follow somebody's status", Access.PUBLIC, query=PersonQuery,
-            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=lambda call: _counted(call, call.query.user_id),
+            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=_asking,
             headers=PLACE_TOKEN, description="Server-Sent Events named `status`, one for each change; what ends it otherwise is one named `problem`.",
         ),
         route(
@@ -187,13 +187,8 @@ class _Api:
 
     def status(self, call: Call) -> Awaitable[Status]:
         query: PersonQuery = call.query
-        return self._room.status(
-            call.namespace,
-            query.queue,
-            query.user_id,
-            place_token=_token(call),
-            trusted=_trusted(call),
-        )
+        # By position: everybody in line asks again and again, and naming arguments has its price.
+        return self._room.status(call.namespace, query.queue, query.user_id, _token(call), _trusted(call))
 
     async def leave(self, call: Call) -> None:
         query: PersonQuery = call.query
@@ -276,9 +271,16 @@ def _trusted(call: Call) -> bool:
     return call.caller is not ANONYMOUS and call.caller.may(Access.SERVICE)
 
 
-def _counted(call: Call, user_id: str | None) -> str | None:
+def _asking(call: Call) -> str:
     """Name whose limit a request uses up: a stranger who only names an account does not use up that account's."""
-    return user_id if user_id is None or _trusted(call) else f"{call.client} {user_id}"
+    query: PersonQuery = call.query
+    return query.user_id if _trusted(call) else f"{call.client} {query.user_id}"
+
+
+def _entering(call: Call) -> str | None:
+    """Name whose limit an entry uses up, if it names somebody."""
+    request: EntryRequest = call.body
+    return request.user_id if request.user_id is None or _trusted(call) else f"{call.client} {request.user_id}"
 
 
 def _token(call: Call) -> str | None:

@@ -170,6 +170,11 @@ class Flow(msgspec.Struct, frozen=True):
     fastest: float = 0.0
     tick_seconds: float = 1.0
 
+    def says_nothing(self) -> bool:
+        """Tell whether nothing can be said to anybody: no seat is free, and nobody was seen to give one up."""
+        unknown = self.turnover <= 0 or self.freed < LEAST_FREED
+        return self.pace <= 0 or (self.free <= 0 and unknown and self.fastest <= 0)
+
     def eta(self, rank: int) -> Eta | None:
         """Tell how long somebody at this rank waits, or None while that cannot be known."""
         if rank <= 0 or self.pace <= 0:

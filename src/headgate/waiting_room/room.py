@@ -91,11 +91,11 @@ class WaitingRoom:
         return await self.status(namespace, queue, user_id, trusted=True)
 
     def status(
-        self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False
+        self, namespace: str, queue: str, user_id: str, place_token: str | None = None, trusted: bool = False
     ) -> Coroutine[Any, Any, Status]:
         """Say where somebody stands."""
         thing = self.queues.thing(namespace, queue)
-        return self._line.status(thing, user_id, place_token=place_token, trusted=trusted)
+        return self._line.status(thing, user_id, place_token, trusted)
 
     def watch(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False

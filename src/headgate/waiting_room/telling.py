@@ -74,8 +74,9 @@ class Hearer:
         if common is None:
             generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(said)
             rate, freed, cycle, pace, fastest, tick = rest
-            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick) if pace else None
-            common = Common(said, int(generation), bool(wake), grace / 1000, free, flow)
+            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick)
+            told = None if flow.says_nothing() else flow
+            common = Common(said, int(generation), bool(wake), grace / 1000, free, told)
             self._queues.note(thing, common.generation, int(serving)).common = common
         if common.wake:
             self._wake(thing)
