@@ -13,6 +13,7 @@ from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.gate import Gate, Question, Reason, Verdict
 from headgate.waiting_room.passes import VISITOR_SECONDS, Visitor
 from headgate.waiting_room.policy import Auto, Bypass, FailMode, PolicyChange
+from headgate.waiting_room.problems import RevocationsFull
 from tests.topology import Topology
 
 NS = "default"
@@ -103,6 +104,36 @@ async def test_passes_of_another_generation_or_revoked_are_refused(gate: Gate) -
     await gate._room.queues.operate(thing, "reset", who="test")
     await gate.rules.read(thing)
     assert (await ask(gate, "sale", other)).reason is not Reason.INSIDE
+
+
+async def test_revocations_of_passes_that_have_ended_are_forgotten_some_at_a_time(gate: Gate, store: Store) -> None:
+    await configure(gate, "sale", capacity=1, session_ttl_seconds=60)
+    thing = gate._room.queues.thing(NS, "sale")
+    for number in range(130):
+        await gate.revoke(thing, f"user-{number}", who="test")
+    store.advance_clock(61_000)
+    await gate.revoke(thing, "late", who="test")
+    assert await store.read(thing, "ZCARD", thing.key("revoked")) == 31
+    await gate.revoke(thing, "later", who="test")
+    assert await store.read(thing, "ZCARD", thing.key("revoked")) == 2
+
+
+async def test_more_revocations_than_gates_can_know_of_are_refused(
+    gate: Gate, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("gate", "gate_rules"):
+        monkeypatch.setattr(f"headgate.waiting_room.{module}.MOST_REVOKED", 3)
+    await configure(gate, "sale", capacity=10, session_ttl_seconds=60)
+    thing = gate._room.queues.thing(NS, "sale")
+    inside = [await enter(gate, "sale") for _ in range(4)]
+    for visitor in (*inside[:3], inside[0]):  # the last one again, which is no more
+        await gate.revoke(thing, visitor.id, who="test")
+    with pytest.raises(RevocationsFull):
+        await gate.revoke(thing, inside[3].id, who="test")
+    await gate.rules.read(thing)
+    assert [(await ask(gate, "sale", visitor)).reason for visitor in inside] == [Reason.ADMITTED] * 3 + [Reason.INSIDE]
+    store.advance_clock(61_000)
+    await gate.revoke(thing, inside[3].id, who="test")
 
 
 async def test_a_pass_for_one_queue_is_none_for_another(gate: Gate) -> None:

@@ -19,7 +19,7 @@ from headgate.kit.life import Job
 from headgate.kit.metrics import counter
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, Thing, script
-from headgate.waiting_room.gate_rules import GateRules, Match
+from headgate.waiting_room.gate_rules import MOST_REVOKED, GateRules, Match
 from headgate.waiting_room.model import State, Status
 from headgate.waiting_room.passes import VISITOR_SECONDS, Pass, PassKeys, Visitor
 from headgate.waiting_room.paths import within
@@ -135,7 +135,7 @@ class Gate:
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
         """End somebody's pass on every gate; they may stand in line again."""
-        await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who))
+        await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
         self._inside.pop((thing, user_id), None)
 
     async def visitor(self, cookies: tuple[str, ...]) -> Visitor | None:

@@ -17,7 +17,7 @@ from headgate.waiting_room.model import State
 from headgate.waiting_room.page import PageState, choose_language, render, words_of
 from headgate.waiting_room.passes import Visitor, read_cookies, set_cookie
 from headgate.waiting_room.policy import Theme
-from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
+from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown, RevocationsFull
 from headgate.waiting_room.returns import elsewhere, returnable, safe_return
 from headgate.waiting_room.room import WaitingRoom
 
@@ -145,7 +145,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             access=Access.ADMIN,
             tag="gate",
             body=RevokeRequest,
-            errors=(QueueUnknown,),
+            errors=(QueueUnknown, RevocationsFull),
             namespaced=True,
         ),
         Operation(

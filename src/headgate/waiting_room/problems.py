@@ -59,6 +59,12 @@ class TicketExpired(HeadgateError):
     code, status = "ticket_expired", 410
 
 
+class RevocationsFull(HeadgateError):
+    """So many passes of this queue were revoked lately that its gates could not know of another; a reset ends all its passes."""
+
+    code, status = "revocations_full", 409
+
+
 class SessionTaken(HeadgateError):
     """Another ticket was redeemed under this session id; every session needs an id of its own."""
 
