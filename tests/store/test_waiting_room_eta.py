@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import UNSET
 
 from headgate.store import Store
@@ -15,20 +18,22 @@ from headgate.waiting_room.model import Flow, poll_after_ms
 from tests.store.waiting_world import World
 
 NIGHTS = 5
+TICKET_SECONDS = 60
 
 
 class Stay:
-    """How long people take to come in after they were called, and how long they stay."""
+    """How long people take to come in after they were called, how many of them never do, and how long they stay."""
 
-    def __init__(self, kind: str, mean_seconds: float, coming_seconds: float, seed: int) -> None:
+    def __init__(self, kind: str, mean_seconds: float, coming_seconds: float, absent: float, seed: int) -> None:
         self._chance = random.Random(seed)
         self._kind = kind
         self._mean = mean_seconds
         self._coming = coming_seconds
+        self._absent = absent
 
     def coming(self) -> float:
         """Draw the time from the call to the entrance."""
-        return self._chance.uniform(0, self._coming)
+        return math.inf if self._chance.random() < self._absent else self._chance.uniform(0, self._coming)
 
     def inside(self) -> float:
         """Draw the time from the entrance to the departure."""
@@ -40,11 +45,16 @@ class Stay:
 
 
 class OpeningNight:
-    """Everybody is there when the doors open, and asks when told to; those called come in and stay as chance has it."""
+    """Everybody is there when the doors open, and asks when told to; those called come in and stay as chance has it.
 
-    def __init__(self, world: World, people: int, stay: Stay) -> None:
+    Some may `arrive` later, so many a second.
+    """
+
+    def __init__(self, world: World, people: int, stay: Stay, *, later: int = 0, arrive: int = 1) -> None:
         self._world = world
         self._asks_at: dict[str, float] = {f"u{number}": number % 3 for number in range(people)}
+        self._later = [f"v{number}" for number in range(later)]
+        self._arrive = arrive
         self._coming: dict[str, tuple[float, str]] = {}
         self._inside: dict[str, float] = {}
         self._stay = stay
@@ -60,6 +70,9 @@ class OpeningNight:
             await self._come_and_go()
             world.wait(1000)
             self._now = second
+            arriving, self._later = self._later[: self._arrive], self._later[self._arrive :]
+            await asyncio.gather(*(world.enter(user) for user in arriving))
+            self._asks_at |= dict.fromkeys(arriving, self._now)
             await world.tick()
             asking = [user for user, at in self._asks_at.items() if at <= self._now]
             told = await asyncio.gather(
@@ -86,18 +99,24 @@ class OpeningNight:
 
 @pytest.mark.topology("standalone")
 @pytest.mark.parametrize(
-    ("kind", "mean_seconds", "coming_seconds"),
-    [("exponential", 5, 0), ("exponential", 20, 3), ("lognormal", 20, 3), ("even", 8, 1)],
+    ("kind", "mean_seconds", "coming_seconds", "absent"),
+    [
+        ("exponential", 5, 0, 0.0),
+        ("exponential", 20, 3, 0.0),
+        ("lognormal", 20, 3, 0.0),
+        ("even", 8, 1, 0.0),
+        ("lognormal", 20, 3, 0.2),
+    ],
 )
 async def test_on_opening_night_nine_in_ten_waits_fall_inside_the_first_range(
-    store: Store, kind: str, mean_seconds: float, coming_seconds: float
+    store: Store, kind: str, mean_seconds: float, coming_seconds: float, absent: float
 ) -> None:
     waits: list[tuple[Eta, float]] = []
     for seed in range(NIGHTS):  # in one alone, those who happen to leave first make a pace
         world = World(store, f"night-{seed}")
-        await world.configure(capacity=40, grace_seconds=3000)
-        night = OpeningNight(world, 260, Stay(kind, mean_seconds, coming_seconds, seed))
-        await night.run(int(260 * (mean_seconds + coming_seconds) / 40 * 1.6))
+        await world.configure(capacity=40, grace_seconds=3000, ticket_ttl_seconds=TICKET_SECONDS)
+        night = OpeningNight(world, 260, Stay(kind, mean_seconds, coming_seconds, absent, seed))
+        await night.run(int(260 * (mean_seconds + coming_seconds + absent * TICKET_SECONDS) / 40 * 1.6))
         waits += [
             (eta, night.called[user] - at)
             for user, (at, eta) in night.told.items()
@@ -109,6 +128,44 @@ async def test_on_opening_night_nine_in_ten_waits_fall_inside_the_first_range(
     assert 0.6 < statistics.median(eta.seconds / waited for eta, waited in waits) < 1.6
     # A range that says anything would always hold: this is how wide it is, in waits.
     assert statistics.median((eta.high - eta.low) / waited for eta, waited in waits) < 7.5
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize(("absent", "coming_seconds"), [(0.0, 1), (0.06, 1), (0.06, 8), (0.2, 1)])
+async def test_seats_of_those_who_do_not_come_are_foreseen(store: Store, absent: float, coming_seconds: float) -> None:
+    """In a big house many departures are seen before the first ticket runs out, and who misses it ties up a seat that long."""
+    waits: list[tuple[Eta, float]] = []
+    for seed in range(2):
+        world = World(store, f"night-{seed}")
+        await world.configure(capacity=100, grace_seconds=3000, ticket_ttl_seconds=TICKET_SECONDS)
+        stay = Stay("exponential", 5, coming_seconds, absent, seed)
+        night = OpeningNight(world, 300, stay, later=700, arrive=70)
+        await night.run(int(1000 * (5 + coming_seconds / 2 + absent * TICKET_SECONDS) / 100 * 1.2))
+        waits += [
+            (eta, night.called[user] - at)
+            for user, (at, eta) in night.told.items()
+            if user in night.called and night.called[user] > at
+        ]
+    assert statistics.mean(eta.low <= waited <= eta.high for eta, waited in waits) >= 0.9
+    assert 0.75 < statistics.median(eta.seconds / waited for eta, waited in waits) < 1.35
+    assert statistics.median((eta.high - eta.low) / waited for eta, waited in waits) < 2
+
+
+@given(
+    rank=st.integers(1, 5000), first=st.floats(0.5, 50), share=st.floats(0.2, 1.5), slowing_seconds=st.floats(1, 500)
+)
+def test_a_pace_that_slows_down_is_added_up(rank: int, first: float, share: float, slowing_seconds: float) -> None:
+    turnover = first * share
+    flow = Flow(
+        100, 1000, turnover=turnover, freed=1000, first_turnover=first, slowing_seconds=slowing_seconds, late_seconds=60
+    )
+    eta = flow.eta(rank)
+    assert eta is not None
+    served, seconds, step = 0.0, 0.0, rank / turnover / 2000
+    while served < rank:
+        served += step * max(turnover, first * math.exp(-seconds / slowing_seconds))
+        seconds += step
+    assert eta.seconds == pytest.approx(seconds, rel=0.02, abs=0.2)
 
 
 async def test_while_free_seats_are_filled_those_far_behind_are_told_only_what_is_certain(store: Store) -> None:

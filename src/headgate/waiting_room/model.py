@@ -158,7 +158,9 @@ class Board(Wire):
 class Flow(msgspec.Struct, frozen=True):
     """How people come in: at the policy's pace while seats are free, and after that as fast as seats are given up.
 
-    Filling the house on opening night is quick, and says nothing of those who wait for somebody to leave.
+    Filling the house on opening night is quick, and says nothing of those who wait for somebody to leave. Nor does the pace
+    of its first minute: whoever is called and does not come holds a seat until the ticket ends, so from `first_turnover` it
+    slows down to `turnover`.
     """
 
     pace: float
@@ -169,6 +171,10 @@ class Flow(msgspec.Struct, frozen=True):
     cycle_seconds: float = 0.0
     fastest: float = 0.0
     tick_seconds: float = 1.0
+    first_turnover: float = 0.0
+    slowing_seconds: float = 0.0
+    late_doubt: float = 0.0
+    late_seconds: float = 0.0
 
     def says_nothing(self) -> bool:
         """Tell whether nothing can be said to anybody: no seat is free, and nobody was seen to give one up."""
@@ -185,16 +191,26 @@ class Flow(msgspec.Struct, frozen=True):
         if behind:
             if self.turnover <= 0 or self.freed < LEAST_FREED:
                 return None
-            seconds += behind / self.turnover
+            seconds += self._behind(behind)
             # Those who stay long have not left yet: until the house was seen to turn over, its pace is a guess.
             youth = self.cycle_seconds / 4 / max(self.seconds, 1.0)
             # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
-            doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 / self.freed + 2.7 / behind + youth * youth))
-        late = max(1.0, self.tick_seconds) + HEARING_SECONDS
+            late = self.late_doubt * min(1.0, seconds / self.late_seconds) if self.late_seconds else 0.0
+            spread = 1 / self.freed + 1 / behind + late * late
+            doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 * spread + youth * youth))
+        slack = max(1.0, self.tick_seconds) + HEARING_SECONDS
         if not behind:
-            late += FILLING_SECONDS  # nobody was seen to hear of a call yet, and everybody asks at once
-        low = max(0.0, seconds * (1 - doubt) - late)
-        return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + late, 1))
+            slack += FILLING_SECONDS  # nobody was seen to hear of a call yet, and everybody asks at once
+        low = max(0.0, seconds * (1 - doubt) - slack)
+        return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + slack, 1))
+
+    def _behind(self, rank: int) -> float:
+        """Tell how long it takes until so many seats were given up."""
+        quick = max(0.0, self.first_turnover - self.turnover) * self.slowing_seconds
+        if rank < quick:
+            return -self.slowing_seconds * math.log(1 - rank / (self.first_turnover * self.slowing_seconds))
+        slowing = self.slowing_seconds * math.log(self.first_turnover / self.turnover) if quick else 0.0
+        return slowing + (rank - quick) / self.turnover
 
     def least(self, rank: int) -> float | None:
         """Tell how long somebody at this rank waits at least, which is known earlier; None if nothing can be said."""

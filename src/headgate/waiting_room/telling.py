@@ -43,8 +43,9 @@ INSIDE_POLL_MS: Final = 5_000
 # Theirs: state, account, place, rank.
 _OWN: Final = struct.Struct("<cBdI")
 # Everybody's: generation, seconds since there is a line, wake, grace, serving, and what is forecast (free, turnover,
-# departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick).
-_COMMON: Final = struct.Struct("<ddBddIdddddd")
+# departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and of
+# those who are late: turnover at first, seconds in which it slows down, how wrong that may be, seconds they hold a seat).
+_COMMON: Final = struct.Struct("<ddBddIdddddddddd")
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
 _LEFT: Final = struct.Struct("<dB")
 
@@ -73,8 +74,8 @@ class Hearer:
         common = self._queues.heard(thing, said)
         if common is None:
             generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(said)
-            rate, freed, cycle, pace, fastest, tick = rest
-            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick)
+            rate, freed, cycle, pace, fastest, tick, *late = rest
+            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick, *late)
             told = None if flow.says_nothing() else flow
             common = Common(said, int(generation), bool(wake), grace / 1000, free, told)
             self._queues.note(thing, common.generation, int(serving)).common = common

@@ -22,39 +22,71 @@ end
 --- they go. Each part is its time over all seats by the number of its ends, which is right however few have ended yet.
 --- Of many departures the latest tell enough, so the more there are, the faster the past fades. Seats that vanish with a
 --- dead server are no departures: those who sat there did not make room for anybody.
+---
+--- Who was called and does not come holds a seat for the whole time of a ticket, and more and more seats are held so until
+--- the first of these tickets ends. That is foreseen: whoever is not there LATE_MS after the call is late, the share of the
+--- late is known soon, and until it is seen when they come they are taken to hold their seats to the end. Before anybody
+--- was called, one in twenty is taken to be late.
 local MANY_FREED = 400
 local QUICKEST_FADE = 0.25
+local LATE_MS = 2000
+local SUPPOSED_LATE = 1
+local SUPPOSED_CALLS = 20
+
+--- Say how those behave who are called: how long they take who come soon, which share is late, for how many ms more, and
+--- by how many ms for each call that may be wrong.
+local function behaviour(longest, seen)
+  local calls, late = seen.prompt + seen.late, seen.late + SUPPOSED_LATE
+  local lasts = math.min(longest, (seen.late_ms + longest) / (seen.late_ends + 1))
+  return calls >= 1 and seen.prompt_ms / calls or 0, late / (calls + SUPPOSED_CALLS), lasts,
+    math.sqrt(late) / (calls + SUPPOSED_CALLS) * lasts
+end
 
 local function measure_turnover(queue, passed, before, after, free)
-  local saved, numbers = queue.turnover, {}
-  for number in string.gmatch(saved, '%S+') do
+  local numbers = {}
+  for number in string.gmatch(queue.turnover, '%S+') do
     numbers[#numbers + 1] = tonumber(number)
   end
   local freed, taken_ms, taken = numbers[1] or 0, numbers[2] or 0, numbers[3] or before.taken - before.held
-  local came, held_ms, held = numbers[4] or 0, numbers[5] or 0, numbers[6] or before.held
+  local held, late = numbers[6] or before.held, numbers[10] or 0
   local fading = math.exp(-passed / (FLOW_MS * math.max(QUICKEST_FADE, math.min(1, MANY_FREED / math.max(freed, 1)))))
   freed = freed * fading + math.max(0, taken + held - before.taken - queue.vanished.taken)
   taken_ms = taken_ms * fading + taken * passed
-  came = came * fading + math.max(0, held - before.held - queue.vanished.held)
-  held_ms = held_ms * fading + held * passed
+
+  local late_ms = math.min(LATE_MS, queue.ticket_ms / 4)
+  local late_to = queue.time + queue.ticket_ms - late_ms -- the deadline of who was called so long ago
+  local late_now = redis.call('ZCOUNT', queue.keys.holds, '-inf', text_of(late_to))
+  local became_late = redis.call('ZCOUNT', queue.keys.holds, '(' .. text_of(late_to - passed), text_of(late_to))
+  local ends = math.max(0, held - before.held - queue.vanished.held)
+  local late_ends = math.min(ends, math.max(0, late + became_late - late_now))
+  local seen = {
+    prompt = (numbers[4] or 0) * fading + ends - late_ends, late = (numbers[7] or 0) * fading + became_late,
+    prompt_ms = (numbers[5] or 0) * fading + math.max(0, held - late) * passed,
+    late_ms = (numbers[8] or 0) * fading + late * passed, late_ends = (numbers[9] or 0) * fading + late_ends,
+  }
+
   local limit = math.min(queue.rate or math.huge, queue.batch * 1000 / queue.tick_ms)
   if queue.paused or (queue.opens and queue.thing.raw < queue.opens) then
     limit = 0
   end
-  local seats, cycle_ms, rate = after.taken + free, 0, 0
-  local coming_ms = came >= 1 and held_ms / came or 0
+  local seats, turn_ms, rate, first, slowing_ms, doubt, lasts = after.taken + free, 0, 0, 0, 0, 0, 0
   if freed >= 1 and taken_ms > 0 then
-    cycle_ms = coming_ms + taken_ms / freed
-    rate = math.min(limit, seats * 1000 / cycle_ms)
+    local prompt_ms, share, doubt_ms
+    prompt_ms, share, lasts, doubt_ms = behaviour(math.max(0, queue.ticket_ms - late_ms), seen)
+    turn_ms = prompt_ms + taken_ms / freed
+    rate = math.min(limit, seats * 1000 / (turn_ms + share * lasts))
+    first = math.min(limit, (seats - late_now) * 1000 / turn_ms)
+    slowing_ms, doubt = turn_ms / share, doubt_ms / (turn_ms + share * lasts)
   end
   -- With so few departures seen, many more may follow in the same time; hardly more than these.
-  local fastest = limit
-  if taken_ms + held_ms > 0 then
-    fastest = math.min(limit, seats * 1000 * (freed + 2 + 2 * math.sqrt(freed + 1)) / (taken_ms + held_ms))
+  local fastest, all_ms = limit, taken_ms + seen.prompt_ms + seen.late_ms
+  if all_ms > 0 then
+    fastest = math.min(limit, seats * 1000 * (freed + 2 + 2 * math.sqrt(freed + 1)) / all_ms)
   end
-  redis.call('HSET', queue.keys.meta, 'turnover', string.format('%.6f %.6f %.0f %.6f %.6f %.0f', freed, taken_ms,
-    after.taken - after.held, came, held_ms, after.held), 'forecast', struct.pack(FORECAST_FORM,
-    math.min(free, 4294967295), rate, freed, cycle_ms / 1000, limit, fastest, queue.tick_ms / 1000))
+  redis.call('HSET', queue.keys.meta, 'turnover', string.format('%.6f %.6f %.0f %.6f %.6f %.0f %.6f %.6f %.6f %.0f',
+    freed, taken_ms, after.taken - after.held, seen.prompt, seen.prompt_ms, after.held, seen.late, seen.late_ms,
+    seen.late_ends, late_now), 'forecast', struct.pack(FORECAST_FORM, math.min(free, 4294967295), rate, freed,
+    turn_ms / 1000, limit, fastest, queue.tick_ms / 1000, first, slowing_ms / 1000, doubt, lasts / 1000))
 end
 
 --- Close the minute that has passed, if one has: what happened in it, and how things stood at its end.

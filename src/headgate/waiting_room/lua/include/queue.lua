@@ -11,7 +11,7 @@ local LOOK_MS = 250
 local EVENTS_KEPT = 10000
 local LOST_MS = 3600000
 local FLOW_MS = 60000
-local FORECAST_FORM = '<I4dddddd'
+local FORECAST_FORM = '<I4dddddddddd'
 
 --- What the policy says is read when it is first asked for: somebody who only waits needs none of it.
 local function read_policy(queue)
@@ -91,25 +91,36 @@ local function flow(queue)
   return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS)))
 end
 
---- What to expect, packed: seats that are free for those in front; how many a second come in after them, how many
---- departures that is known from, and for how many seconds a seat is taken; how many a second the policy lets in at
---- most, and how many of those behind can hardly be exceeded; seconds from one tick to the next.
+--- What to expect, packed: seats that are free for those in front; how many a second come in after them in the long
+--- run, how many departures that is known from, and for how many seconds a seat is taken; how many a second the policy
+--- lets in at most, and how many of those behind can hardly be exceeded; seconds from one tick to the next; how many a
+--- second come in at first, in how many seconds that slows down as seats are held by who is late, by which share what is
+--- supposed of them may be wrong, and for how many seconds they hold one.
 local function forecast(queue)
   -- Another version of ours may have written it in another form: it is unknown then, until it is written anew.
   if queue.forecast and #queue.forecast == struct.size(FORECAST_FORM) then
     return queue.forecast
   end
-  return struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0)
+  return struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 end
 
 --- For how many seconds somebody at this rank will wait, as far as is known; else 0.
 local function expected_wait(queue, rank)
-  local free, turnover, _, _, pace = struct.unpack(FORECAST_FORM, forecast(queue))
-  local first = math.min(rank, free)
-  if (first > 0 and pace <= 0) or (rank > first and turnover <= 0) then
+  local free, turnover, _, _, pace, _, _, first, slowing = struct.unpack(FORECAST_FORM, forecast(queue))
+  local filling = math.min(rank, free)
+  local behind = rank - filling
+  if (filling > 0 and pace <= 0) or (behind > 0 and turnover <= 0) then
     return 0
   end
-  return (first > 0 and first / pace or 0) + (rank > first and (rank - first) / turnover or 0)
+  local seconds = filling > 0 and filling / pace or 0
+  if behind > 0 then
+    local quick = math.max(0, first - turnover) * slowing
+    if behind < quick then
+      return seconds - slowing * math.log(1 - behind / (first * slowing))
+    end
+    seconds = seconds + (behind - quick) / turnover + (quick > 0 and slowing * math.log(first / turnover) or 0)
+  end
+  return seconds
 end
 
 local function close_queue(queue)
