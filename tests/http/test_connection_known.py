@@ -114,6 +114,20 @@ async def test_what_looks_like_repeated_headers_is_parsed() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("target", [b"/a?%b", b"/%b"])
+async def test_headers_that_were_read_before_make_no_room_for_a_longer_first_line(target: bytes) -> None:
+    async with served(echo) as site:
+        wire = Wire()
+        client = Connection(site.listener)
+        client.connection_made(wire)
+        for size, status in ((10, b"200"), (60_000, b"200"), (66_000, b"431")):
+            wire.written = b""
+            client.data_received(GET % (target % (b"q" * size)))
+            await eventually(lambda: wire.written, 5)
+            assert wire.written.startswith(b"HTTP/1.1 %b" % status)
+        client.connection_lost(None)
+
+
 async def test_answers_that_are_ready_at_once_keep_their_turn() -> None:
     """Answers given while a request is read are put off until all is read; none is lost or overtakes another."""
 

@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
         """Take a whole request whose headers were read before; False if it has to be parsed after all."""
         if not self._between or self._queue or self.full:
             return False
-        if self._asked is not None:
+        if self._asked is not None and len(data) <= MOST_HEADER_BYTES:
             before, after, asked = self._asked
             if data.startswith(before) and data.endswith(after):
                 query = data[len(before) : -len(after)]
@@ -370,6 +370,8 @@ class Connection(asyncio.Protocol):
         begins = line.end()
         ends = data.find(b"\r\n\r\n", begins - 2) + 4
         block = data[begins:ends]
+        if ends > MOST_HEADER_BYTES:
+            return False
         if block != self._block:
             head = self.house.known.find(block)
             if head is None:

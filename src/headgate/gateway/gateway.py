@@ -387,6 +387,8 @@ class Gateway:
         elif error.status >= 500:
             self._warn(error, turn.at.title)
         self._answer(turn, *problem(error, turn.request_id))
+        # Its frames hold the error: with each refusal that would be a circle, left to the garbage collector.
+        error.__traceback__ = None
 
     async def _stream(self, stream: Stream, turn: Turn) -> None:
         turn.end()
@@ -439,6 +441,7 @@ class Gateway:
                 return
             log.exception("mounted application failed", mount=mount.prefix)
         finally:
+            turn.scope.pop("headgate", None)  # the two hold each other
             turn.end()
             turn.close()
         turn.at.tally.count(status, perf_counter() - turn.started)
