@@ -67,8 +67,11 @@ class OpeningNight:
         world = self._world
         await asyncio.gather(*(world.enter(user) for user in self._asks_at))
         for second in range(1, seconds + 1):
+            # Between two steps: people come and go at any time.
+            world.wait(500)
+            self._now = second - 0.5
             await self._come_and_go()
-            world.wait(1000)
+            world.wait(500)
             self._now = second
             arriving, self._later = self._later[: self._arrive], self._later[self._arrive :]
             await asyncio.gather(*(world.enter(user) for user in arriving))

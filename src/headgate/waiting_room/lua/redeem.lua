@@ -80,13 +80,17 @@ local function redeem(ticket, instance, session)
     queue.unattended and 1 or 0 }
 end
 
-local replies, changed = {}, {}
+local replies, changed, came = {}, {}, 0
 for i = 2, #ARGV, 3 do
   local reply = redeem(ARGV[i], ARGV[i + 1], ARGV[i + 2])
   replies[#replies + 1] = reply
   changed[#changed + 1] = not reply.err and reply[1] or nil
+  came = came + (not reply.err and reply[5] >= 0 and 1 or 0)
 end
 close_queue(queue)
+if came > 0 then
+  note_comers(queue, came)
+end
 if #changed > 0 then
   hint(events, 'changed ' .. table.concat(changed, ' '))
 end

@@ -47,11 +47,8 @@ local function measure_turnover(queue, passed, before, after, free)
   for number in string.gmatch(queue.turnover, '%S+') do
     numbers[#numbers + 1] = tonumber(number)
   end
-  local freed, taken_ms, taken = numbers[1] or 0, numbers[2] or 0, numbers[3] or before.taken - before.held
-  local held, late = numbers[6] or before.held, numbers[10] or 0
-  local fading = math.exp(-passed / (FLOW_MS * math.max(QUICKEST_FADE, math.min(1, MANY_FREED / math.max(freed, 1)))))
-  freed = freed * fading + math.max(0, taken + held - before.taken - queue.vanished.taken)
-  taken_ms = taken_ms * fading + taken * passed
+  local taken, held, late = numbers[3] or before.taken - before.held, numbers[6] or before.held, numbers[10] or 0
+  local fading = math.exp(-passed / (FLOW_MS * math.max(QUICKEST_FADE, math.min(1, MANY_FREED / math.max(numbers[1] or 0, 1)))))
 
   local late_ms = math.min(LATE_MS, queue.ticket_ms / 4)
   local late_to = queue.time + queue.ticket_ms - late_ms -- the deadline of who was called so long ago
@@ -59,9 +56,23 @@ local function measure_turnover(queue, passed, before, after, free)
   local became_late = redis.call('ZCOUNT', queue.keys.holds, '(' .. text_of(late_to - passed), text_of(late_to))
   local ends = math.max(0, held - before.held - queue.vanished.held)
   local late_ends = math.min(ends, math.max(0, late + became_late - late_now))
+
+  -- Who came since the last step held a seat until then and sat in it from then on; who left did so half-way, as a rule.
+  local noted = redis.call('HMGET', queue.keys.meta, 'came', 'came_ms')
+  local came = math.min(ends, tonumber(noted[1] or 0))
+  local came_ms = math.min(came * passed, tonumber(noted[2] or 0))
+  if noted[1] then
+    redis.call('HDEL', queue.keys.meta, 'came', 'came_ms')
+  end
+  local gone = math.max(0, taken + held - before.taken - queue.vanished.taken)
+  local left = math.max(0, gone - (ends - came))
+  local sat_ms = came * passed - came_ms
+
+  local freed = (numbers[1] or 0) * fading + gone
+  local taken_ms = (numbers[2] or 0) * fading + math.max(0, taken * passed + sat_ms - left * passed / 2)
   local seen = {
     prompt = (numbers[4] or 0) * fading + ends - late_ends, late = (numbers[7] or 0) * fading + became_late,
-    prompt_ms = (numbers[5] or 0) * fading + math.max(0, held - late) * passed,
+    prompt_ms = (numbers[5] or 0) * fading + math.max(0, (held - late) * passed - sat_ms),
     late_ms = (numbers[8] or 0) * fading + late * passed, late_ends = (numbers[9] or 0) * fading + late_ends,
   }
 
