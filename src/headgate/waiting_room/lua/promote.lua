@@ -14,6 +14,7 @@
 ---          over
 --@include sweep
 --@include allowance
+--@include turnover
 --@include minutes
 local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]

@@ -80,6 +80,13 @@ local function redeem(ticket, instance, session)
     queue.unattended and 1 or 0 }
 end
 
+--- Note for the next step how many came in, and how long after the last one: until then they did not sit in their seats.
+local function note_comers(number)
+  local stepped = tonumber(redis.call('HGET', meta, 'flow_at') or queue.time)
+  redis.call('HINCRBY', meta, 'came', number)
+  redis.call('HINCRBY', meta, 'came_ms', text_of(math.floor(number * math.max(0, queue.time - stepped))))
+end
+
 local replies, changed, came = {}, {}, 0
 for i = 2, #ARGV, 3 do
   local reply = redeem(ARGV[i], ARGV[i + 1], ARGV[i + 2])
@@ -89,7 +96,7 @@ for i = 2, #ARGV, 3 do
 end
 close_queue(queue)
 if came > 0 then
-  note_comers(queue, came)
+  note_comers(came)
 end
 if #changed > 0 then
   hint(events, 'changed ' .. table.concat(changed, ' '))

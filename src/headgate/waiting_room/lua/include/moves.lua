@@ -81,13 +81,6 @@ local function finish(queue, user, state)
   redis.call('HDEL', queue.keys.traces, user.id)
 end
 
---- Note for the next step how many came in, and how long after the last one: until then they did not sit in their seats.
-local function note_comers(queue, number)
-  local stepped = tonumber(redis.call('HGET', queue.keys.meta, 'flow_at') or queue.time)
-  redis.call('HINCRBY', queue.keys.meta, 'came', number)
-  redis.call('HINCRBY', queue.keys.meta, 'came_ms', text_of(math.floor(number * math.max(0, queue.time - stepped))))
-end
-
 local function free_hold(queue, user)
   redis.call('ZREM', queue.keys.holds, user.ticket)
   redis.call('ZREM', queue.keys.seats, seat(user.server, 'h', user.ticket))
