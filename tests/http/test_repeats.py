@@ -15,6 +15,8 @@ from headgate.gateway.settings import Limit
 from tests.http.sample_process import SampleProcess
 from tests.topology import Topology
 
+pytestmark = pytest.mark.topology("standalone")  # the store has no part in it
+
 ONE = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
 # One each of: a query, a path's parameter, a role that is needed, a handler without a task, a wrong method, nothing at all.
 PATHS = (
