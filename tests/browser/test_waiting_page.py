@@ -72,7 +72,10 @@ async def test_a_lost_network_is_told_and_survived(browser: Browser, place: Plac
     await configure(place, queue, capacity=0)
     context = await browser.new_context()
     page = await context.new_page()
-    await in_line(page, place, queue)
+    async with page.expect_response(re.compile("/stream")):
+        await in_line(page, place, queue)
+    # What is on its way is still delivered, and says that all is well: let it arrive first.
+    await page.evaluate("new Promise(done => setTimeout(done, 500))")
     await context.set_offline(True)
     await expect(page.locator("#connection")).to_contain_text("still in line", timeout=20_000)
     await expect(page.locator("#rank")).to_have_text("1")
