@@ -159,6 +159,7 @@ try {
   (onProblems ? drawProblems : drawRoutes)(api);
   page.append(empty);
   filter.addEventListener('input', applyFilter);
+  if (filter.value) applyFilter(); // typed while the page was loading
   wide.addEventListener('change', unfold);
   unfold();
   addEventListener('hashchange', openTarget);

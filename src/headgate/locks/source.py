@@ -17,7 +17,7 @@ from headgate.locks import metrics
 from headgate.locks.held import Held
 from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockState, Names, Want
 
-CLOSE_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 3.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
