@@ -23,6 +23,11 @@ local SUPPOSED_CALLS = 20
 local SEEN = { 'freed', 'taken_ms', 'taken', 'prompt', 'prompt_ms', 'held', 'late', 'late_ms', 'late_ends', 'late_held' }
 local FADING = { 'freed', 'taken_ms', 'prompt', 'prompt_ms', 'late', 'late_ms', 'late_ends' }
 
+--- For how many ms a ticket holds its seat after its owner has become late.
+local function late_for(queue)
+  return queue.ticket_ms - math.min(LATE_MS, queue.ticket_ms / 4)
+end
+
 local function read_seen(queue, before)
   local seen, index = { taken = before.taken - before.held, held = before.held }, 0
   for number in string.gmatch(queue.turnover, '%S+') do
@@ -61,7 +66,7 @@ local function see(queue, seen, passed, before)
   seen.freed = seen.freed + gone
   seen.taken_ms = seen.taken_ms + math.max(0, seen.taken * passed + sat_ms - left * passed / 2)
 
-  local late_to = queue.time + queue.ticket_ms - math.min(LATE_MS, queue.ticket_ms / 4) -- who is late has this deadline
+  local late_to = queue.time + late_for(queue) -- the last deadline of who is late
   local late_held = redis.call('ZCOUNT', queue.keys.holds, '-inf', text_of(late_to))
   local late = redis.call('ZCOUNT', queue.keys.holds, '(' .. text_of(late_to - passed), text_of(late_to))
   local late_ends = math.min(ends, math.max(0, seen.late_held + late - late_held))
@@ -83,8 +88,7 @@ local function foresee(queue, seen, seats, free)
   if seen.freed >= 1 and seen.taken_ms > 0 then
     local calls, late = seen.prompt + seen.late, seen.late + SUPPOSED_LATE
     local share = late / (calls + SUPPOSED_CALLS)
-    local longest = queue.ticket_ms - math.min(LATE_MS, queue.ticket_ms / 4)
-    lasts = math.min(longest, (seen.late_ms + longest) / (seen.late_ends + 1))
+    lasts = math.min(late_for(queue), (seen.late_ms + late_for(queue)) / (seen.late_ends + 1))
     turn_ms = (calls >= 1 and seen.prompt_ms / calls or 0) + seen.taken_ms / seen.freed
     rate = math.min(limit, seats * 1000 / (turn_ms + share * lasts))
     first = math.min(limit, (seats - seen.late_held) * 1000 / turn_ms)
