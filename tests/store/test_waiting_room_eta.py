@@ -6,6 +6,8 @@ import asyncio
 import math
 import random
 import statistics
+import struct
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from msgspec import UNSET
 from headgate.store import Store
 from headgate.waiting_room import Eta
 from headgate.waiting_room.model import Flow, poll_after_ms
+from headgate.waiting_room.promotion import PROMOTE
 from tests.store.waiting_world import World
 
 NIGHTS = 5
@@ -161,6 +164,27 @@ def test_a_pace_that_slows_down_is_added_up(rank: int, first: float, share: floa
         served += step * max(turnover, first * math.exp(-seconds / slowing_seconds))
         seconds += step
     assert eta.seconds == pytest.approx(seconds, rel=0.02, abs=0.2)
+
+
+@pytest.mark.topology("standalone")
+async def test_what_is_written_down_at_the_entrance_is_what_was_told(store: Store) -> None:
+    """The error of an estimate is measured against what the store foresaw itself, by the same sum."""
+    world = World(store)
+    await world.configure(capacity=0, grace_seconds=3000)
+    # 3 free seats, later 0.5 a second instead of 4, slowing down over 10 s: 35 come in quickly.
+    foreseen = struct.pack("<I10d", 3, 0.5, 1000, 5, 10, 50, 1, 4, 10, 0, 60)
+    await store.write(world.thing, "HSET", world.thing.key("meta"), "forecast", foreseen)
+    told = {}
+    for number in range(60):
+        entry = await world.room.entry("default", "main", "x", user_id=f"u{number}", trusted=True)
+        assert entry.eta is not None
+        told[f"u{number}"] = entry.eta.seconds
+    assert told["u59"] > 60
+    await world.configure(capacity=100)
+    reply = cast("list[Any]", await store.run(PROMOTE, world.thing, 1000, 1000, "seed"))
+    written = {user.decode(): predicted for user, predicted in zip(reply[2::4], reply[4::4], strict=True)}
+    assert len(written) == 60
+    assert written == pytest.approx(told, abs=1)
 
 
 async def test_while_free_seats_are_filled_those_far_behind_are_told_only_what_is_certain(store: Store) -> None:
