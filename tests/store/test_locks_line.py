@@ -15,7 +15,18 @@ from headgate.locks import (
     Locks,
 )
 from headgate.locks.line import Waiter
-from tests.store.lock_world import CALM, LONGER_THAN_THE_GRACE, another, are_waiting, asked, quiet, scripts, within
+from headgate.store import Store
+from tests.store.lock_world import (
+    CALM,
+    LONG_TTL,
+    LONGER_THAN_THE_GRACE,
+    another,
+    are_waiting,
+    asked,
+    quiet,
+    scripts,
+    within,
+)
 from tests.topology import Stopwatch, Topology, eventually
 
 
@@ -142,6 +153,21 @@ async def test_a_waiter_is_told_when_the_client_closes(server: Topology, prefix:
         with pytest.raises(StoreUnavailable):
             await waiting
         await eventually(lambda: are_waiting(locks, 0))
+
+
+async def test_a_client_that_closes_leaves_nobody_in_line_however_far_the_question_was(
+    store: Store, locks: Locks
+) -> None:
+    async with locks.lock("a", ttl=LONG_TTL):
+        for beats in range(40):  # of the loop: from before the question is sent until long after its answer
+            closing = Locks(store)
+            asking = asyncio.create_task(closing.lock("a", ttl=LONG_TTL).acquire())
+            for _ in range(beats):
+                await asyncio.sleep(0)
+            await closing.close()
+            with pytest.raises(StoreUnavailable):
+                await within(10, asking)
+            assert await are_waiting(locks, 0)
 
 
 async def test_a_release_between_the_try_and_the_subscription_is_not_missed(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from headgate.kit.problems import InvalidRequest
+from headgate.kit.problems import InvalidRequest, StoreUnavailable
 from headgate.locks import Election, FenceOutdated, Leader, LockHeld, LockLost, Locks, Quorum, QuorumLost
 from headgate.store import StoreSettings, open_store
 from tests.store.cancelling import inject
@@ -272,6 +272,18 @@ async def test_a_cancelled_holder_gives_every_vote_back(quorum: Quorum, other: Q
             pass
 
     assert await inject(work, check) >= 4
+
+
+async def test_those_who_wait_are_told_when_the_client_closes(quorum: Quorum, other: Quorum) -> None:
+    async with quorum.lock("a", ttl=LONGEST):
+        waiting = [asyncio.create_task(other.lock("a", ttl=LONGEST).acquire()) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        await other.close()
+        assert all(task.done() for task in waiting)
+        for task in waiting:
+            with pytest.raises(StoreUnavailable):
+                await task
+    assert not (await quorum.show("a")).held
 
 
 async def test_an_election_by_majority(quorum: Quorum, other: Quorum) -> None:

@@ -164,7 +164,7 @@ class _Api:
             # A client that heard nothing asks again in the same name; that we notice late does not take it from it.
             request=new_ulid() if body.holder is not None else "-",
         )
-        granting = self._locks.grant(want, holder)
+        granting = self._locks.take(want, holder)
         # Whoever hangs up leaves the line.
         grant = await (call.attend(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)

@@ -42,7 +42,6 @@ class Line:
 
     def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[Line], None]) -> None:
         self.thing = thing
-        self.gone = asyncio.Event()
         self._grace = grace
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
@@ -68,7 +67,6 @@ class Line:
             self._listening.close()
             if self._timer is not None:
                 self._timer.cancel()
-            self.gone.set()
             self._on_empty(self)
 
     def add(self, waiter: Waiter) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, cast
 
@@ -30,7 +29,7 @@ from headgate.locks.model import (
     read_state,
 )
 from headgate.locks.settings import LockSettings
-from headgate.locks.source import CLOSE_SECONDS, LockSource
+from headgate.locks.source import LockSource
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 from headgate.store.link import Arg, Reply
@@ -75,7 +74,6 @@ class Locks(LockSource):
         self._lines: dict[Thing, Line] = {}
         self._noted: dict[Thing, float] = {}
         self._unlisted: set[Thing] = set()
-        self._dismissed = False
         self._loop = asyncio.get_running_loop()
 
     def thing(self, name: str, namespace: str | None = None) -> Thing:
@@ -116,6 +114,8 @@ class Locks(LockSource):
         waiter = Waiter(holder, turn.place, turn.ahead)
         line.learn(turn.as_of, turn.opens_in)
         line.add(waiter)
+        if self._closing:
+            waiter.called.set()  # whoever was there before it has been told
         away_since: float | None = None
         try:
             while True:
@@ -124,7 +124,7 @@ class Locks(LockSource):
                     return Grant(want, holder, waiter.fence, waiter.sent)
                 if not called:
                     break
-                if self._dismissed:
+                if self._closing:
                     raise StoreUnavailable("The client was closed while this one waited.")
                 waiter.called.clear()
                 sent = self._loop.time()
@@ -292,16 +292,11 @@ class Locks(LockSource):
         """Read a value with the fence it was written under."""
         return await self.fences.get(namespace or self.namespace, key)
 
-    async def dismiss(self) -> None:
+    def dismiss(self) -> bool:
         """Send those home who still wait."""
-        self._dismissed = True
-        lines = list(self._lines.values())
-        for line in lines:
+        for line in self._lines.values():
             line.call_all()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                for line in lines:
-                    await line.gone.wait()
+        return True
 
     def _line(self, thing: Thing) -> Line:
         line = self._lines.get(thing)

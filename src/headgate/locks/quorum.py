@@ -69,6 +69,7 @@ class Quorum(LockSource):
         self._spare = len(urls) - self.majority
         self._timeout = server_timeout
         self._keepers: list[asyncio.Task[None]] = []
+        self._looks: set[asyncio.Event] = set()
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
@@ -141,8 +142,11 @@ class Quorum(LockSource):
                 look.set()
 
         listening = False
+        self._looks.add(look)
         with ExitStack() as hints:
+            hints.callback(self._looks.discard, look)
             while True:
+                self._refuse_when_closing()
                 look.clear()
                 answer = await self._ask(want, holder)
                 if isinstance(answer, Grant):
@@ -211,6 +215,12 @@ class Quorum(LockSource):
             return LockState(name, False, max(state.fence for state in states), 0, 0)
         holding = sorted((state for state in states if state.held and state.fence == fence), key=lambda s: -s.ttl_ms)
         return holding[self.majority - 1]  # the majority lasts as long as the last vote that it needs
+
+    def dismiss(self) -> bool:
+        """Send those home who still wait."""
+        for look in self._looks:
+            look.set()
+        return True
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
         """Give a lock's state now and after each change of hands."""

@@ -32,6 +32,8 @@ class LockSource(ABC):
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._asking = 0
+        self._settled = asyncio.Event()
         self._closing = False
         self._closed = False
 
@@ -66,13 +68,7 @@ class LockSource(ABC):
         began = loop.time()
         outcome = metrics.FAILED
         try:
-            self._refuse_when_closing()
-            grant = await self.grant(want, self.names.next())
-            if self._closing:
-                # Nobody would look after it any more.
-                with suppress(HeadgateError):
-                    await self.give_up(want, grant.holder)
-                self._refuse_when_closing()
+            grant = await self.take(want, self.names.next())
             outcome = metrics.ACQUIRED
         except LockHeld:
             outcome = metrics.REFUSED
@@ -83,6 +79,23 @@ class LockSource(ABC):
         self._holdings[key] = held
         self._keys[held] = key
         return held
+
+    async def take(self, want: Want, holder: str) -> Grant:
+        """Take a lock for a holder, unless this source closes; if it does so meanwhile, it waits for what is given here."""
+        self._refuse_when_closing()
+        self._asking += 1
+        try:
+            grant = await self.grant(want, holder)
+            if self._closing:
+                # Nobody would look after it any more.
+                with suppress(HeadgateError):
+                    await self.give_up(want, holder)
+                self._refuse_when_closing()
+            return grant
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._settled.set()
 
     def _refuse_when_closing(self) -> None:
         if self._closing:
@@ -166,8 +179,9 @@ class LockSource(ABC):
     ) -> None:
         await self.close()
 
-    async def dismiss(self) -> None:  # noqa: B027 -- only a store's locks have a line
-        """Send those home who still wait."""
+    def dismiss(self) -> bool:
+        """Send those home who still wait, and tell whether they can be; who waits at a gateway goes when its connection does."""
+        return False
 
     async def close(self) -> None:
         """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
@@ -175,7 +189,8 @@ class LockSource(ABC):
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
-        await self.dismiss()
+        if self.dismiss():
+            await self._settle()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._closed = True
@@ -183,6 +198,14 @@ class LockSource(ABC):
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _settle(self) -> None:
+        """Wait a moment for those who asked: an answer may be on its way, and what it gives must be given back."""
+        self._settled.clear()
+        if self._asking:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._settled.wait()
 
 
 class Lock:
