@@ -17,13 +17,15 @@ from headgate.relay import metrics
 from headgate.relay.jobs import Jobs
 from headgate.relay.judge import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
 from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
-from headgate.relay.permits import SILENT_SECONDS
+from headgate.relay.permits import SILENT_SECONDS, Permits
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
 from headgate.store import Store
 from tests.store.relay_world import PATIENT_MS, Counting, Node, lag_of, nodes, window
 from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
+
+LONGER_THAN_IT_TAKES = 300.0
 
 
 @pytest.fixture
@@ -445,3 +447,27 @@ async def _commands(store: Store) -> int:
 async def test_unknown_upstream_is_told(one: Node) -> None:
     with pytest.raises(UpstreamUnknown):
         await one.upstreams.get("nobody")
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["in line", "with a free permit"])
+async def test_a_client_that_closes_leaves_nothing_behind_however_far_the_question_was(one: Node, taken: bool) -> None:
+    view = await one.upstreams.put("a", window(1, LONGER_THAN_IT_TAKES / 3))
+    deadline = asyncio.get_running_loop().time() + LONGER_THAN_IT_TAKES
+    if taken:
+        await one.permits.acquire("a", view.policy, "u1", deadline=deadline)
+    for beats in range(40):  # of the loop: from before the question is sent until long after its answer
+        closing = Permits(one.store, one.upstreams)
+        asking = asyncio.create_task(closing.acquire("a", view.policy, "u1", deadline=deadline))
+        for _ in range(beats):
+            await asyncio.sleep(0)
+        async with closing:
+            pass
+        try:
+            permit = await asking
+        except StoreUnavailable:
+            pass
+        else:  # it had it before the client closed
+            assert not taken
+            await cast("asyncio.Task[None]", permit.settle(Outcome.UNSENT))
+        figures, _, _ = await one.upstreams.figures("a", "u1")
+        assert (figures.waiting, figures.room) == (0, 0 if taken else 1)

@@ -13,6 +13,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 import msgspec
 
 from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.underway import Underway
 from headgate.locks import metrics
 from headgate.locks.held import Held
 from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockState, Names, Want
@@ -32,8 +33,7 @@ class LockSource(ABC):
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._asking = 0
-        self._settled = asyncio.Event()
+        self._asking = Underway()
         self._closing = False
         self._closed = False
 
@@ -83,8 +83,7 @@ class LockSource(ABC):
     async def take(self, want: Want, holder: str) -> Grant:
         """Take a lock for a holder, unless this source closes; if it does so meanwhile, it waits for what is given here."""
         self._refuse_when_closing()
-        self._asking += 1
-        try:
+        with self._asking:
             grant = await self.grant(want, holder)
             if self._closing:
                 # Nobody would look after it any more.
@@ -92,10 +91,6 @@ class LockSource(ABC):
                     await self.give_up(want, holder)
                 self._refuse_when_closing()
             return grant
-        finally:
-            self._asking -= 1
-            if not self._asking:
-                self._settled.set()
 
     def _refuse_when_closing(self) -> None:
         if self._closing:
@@ -190,7 +185,8 @@ class LockSource(ABC):
             held.lose("the client was closed")
             self.leave(held.grant)
         if self.dismiss():
-            await self._settle()
+            # An answer may be on its way, and what it gives must be given back.
+            await self._asking.over(CLOSE_SECONDS)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._closed = True
@@ -198,14 +194,6 @@ class LockSource(ABC):
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-    async def _settle(self) -> None:
-        """Wait a moment for those who asked: an answer may be on its way, and what it gives must be given back."""
-        self._settled.clear()
-        if self._asking:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._settled.wait()
 
 
 class Lock:

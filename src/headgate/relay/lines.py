@@ -160,6 +160,12 @@ class Lines:
             if line.first is not None:
                 line.first.call(now + min(1.0, number * 0.0005))
 
+    def call_all(self) -> None:
+        """Let everybody ask now."""
+        now = self._loop.time()
+        for waiter in tuple(self._waiters.values()):
+            waiter.call(now - EARLY_SECONDS)
+
     def show_places(self) -> None:
         """Let everybody ask, a few at a time: while we were silent, their places may have been given up."""
         now = self._loop.time()

@@ -19,6 +19,7 @@ from typing import Any, Final, Self, cast
 import structlog
 
 from headgate.kit.problems import DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.underway import Underway
 from headgate.relay import metrics
 from headgate.relay.lines import Waiter
 from headgate.relay.metrics import Meters
@@ -36,6 +37,7 @@ REPORT = script(__package__, "report")
 BEAT = script(__package__, "beat")
 
 BEAT_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 3.0  # a second less than the store takes us for dead after
 STORE_PAUSE: Final = 0.25
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
@@ -113,6 +115,8 @@ class Permits:
         self._numbers = itertools.count(1)
         self._sites: dict[str, Site[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
+        self._asking = Underway()
+        self._closing = False
         self._beat: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._listening = ExitStack()
@@ -123,7 +127,12 @@ class Permits:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.settled(5.0)
+        self._closing = True
+        for site in self._sites.values():
+            site.lines.call_all()
+        limit = self._loop.time() + CLOSE_SECONDS
+        await self._asking.over(CLOSE_SECONDS)
+        await self.settled(limit - self._loop.time())  # whoever left a line has the store hear of it
         if self._beat is not None:
             self._beat.cancel()
         self._listening.close()
@@ -142,13 +151,14 @@ class Permits:
         started = self._loop.time()
         most = policy.max_waiting if most is None else most
         position = -1
-        with site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
+        with self._asking, site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
             waits = False
             try:
                 while True:
                     asked = self._loop.time()
                     reply = await self._ask(site, policy, user, waiter, most, deadline)
+                    self._refuse_when_closing()  # nobody would hear how it was used
                     how, ms, exact = cast("int", reply[0]), _int(reply[3]), reply[4] == 1
                     waiter.place = _int(reply[1])
                     if position < 0:
@@ -190,6 +200,7 @@ class Permits:
     ) -> list[Reply]:
         """Ask once; while the store is away, wait and ask again until the deadline."""
         while True:
+            self._refuse_when_closing()
             now = self._loop.time()
             waiter.asks()
             limit = min(deadline, now + 2.0)
@@ -205,6 +216,10 @@ class Permits:
                 if self._loop.time() + STORE_PAUSE >= deadline:
                     raise
                 await asyncio.sleep(STORE_PAUSE)
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise StoreUnavailable("The client was closed.")
 
     def hand_over(self, permit: Permit) -> None:
         """Forget a permit that is used elsewhere."""
