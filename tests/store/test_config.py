@@ -16,6 +16,7 @@ from headgate.config.model import (
     ContentInvalid,
     ContentType,
     Draft,
+    NamespaceFull,
     UnknownKey,
     UnknownVersion,
     Update,
@@ -162,8 +163,60 @@ async def test_too_much_is_refused(store: Store) -> None:
         await put(config, "a", "x" * 11)
     for key in ("a", "b"):
         await put(config, key, "x")
-    with pytest.raises(Exception, match="as many keys"):
+    with pytest.raises(NamespaceFull, match="2 keys"):
         await put(config, "c", "x")
+
+
+async def test_a_namespace_is_bounded_by_what_its_values_weigh(store: Store) -> None:
+    config = Config(store, ConfigSettings(namespace_bytes=4096))
+    for key in ("a", "b", "a"):
+        await put(config, key, "x" * 1500)
+    with pytest.raises(NamespaceFull, match="4096 bytes"):
+        await put(config, "c", "x" * 1500)
+    await put(config, "a", "y" * 1500)  # no more than was there
+    await config.publish(NS, [Draft("a", None)], author="ann")
+    await put(config, "c", "x" * 1500)
+    thing = config.space(NS)
+    kept = cast("list[bytes]", await store.read(thing, "HVALS", thing.key("values")))
+    assert await store.read(thing, "HGET", thing.key("meta"), "size") == str(sum(map(len, kept))).encode()
+
+
+async def test_the_longest_deleted_key_makes_room(store: Store) -> None:
+    config = Config(store, ConfigSettings(most_keys=2))
+    for content in ("one", "two", None):
+        await config.publish(NS, [Draft("a", content)], author="ann")
+    await put(config, "b", "x")
+    await config.publish(NS, [Draft("b", None)], author="ann")
+    assert await put(config, "c", "x") == 4, "above all that the forgotten one had"
+    with pytest.raises(UnknownKey):
+        await config.history(NS, "a")
+    assert [each.version for each in await config.history(NS, "b")] == [2, 1]
+    assert await put(config, "b", "back") == 3
+    with pytest.raises(NamespaceFull):
+        await put(config, "a", "x")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_keys_that_come_and_go_never_fill_a_namespace_nor_reuse_a_version(store: Store, seed: int) -> None:
+    rng = random.Random(seed)
+    config = Config(store, ConfigSettings(most_keys=5))
+    live: set[str] = set()
+    seen: dict[str, int] = {}
+    for _ in range(150):
+        keys = rng.sample([f"k{n}" for n in range(12)], rng.randint(1, 3))
+        drafts = [Draft(key, None if key in live else "x") for key in keys]
+        after = live.symmetric_difference(keys)
+        # A key that goes in the same publish still has its history, and its place with it.
+        if len(live | after) > 5:
+            with pytest.raises(NamespaceFull):
+                await config.publish(NS, drafts, author="ann")
+            continue
+        for key, made in (await config.publish(NS, drafts, author="ann")).items():
+            assert made.version > seen.get(key, 0)
+            seen[key] = made.version
+        live = after
+        assert {value.key for value in (await config.read(NS)).values} == live
+    assert len(seen) == 12
 
 
 def test_a_secret_is_masked() -> None:

@@ -34,7 +34,7 @@ class UnknownVersion(HeadgateError):
 
 
 class NamespaceFull(HeadgateError):
-    """This namespace has as many keys as it may have."""
+    """This namespace has as many keys, or as much in them, as it may have."""
 
     code, status = "namespace_full", 429
 

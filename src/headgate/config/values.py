@@ -121,6 +121,7 @@ class Config:
                 settings.kept_versions,
                 int(settings.kept_days * 86_400_000),
                 new_ulid(),
+                settings.namespace_bytes,
                 common,
                 *items,
             ),
@@ -128,7 +129,11 @@ class Config:
         outcome = reply[0].decode()
         metrics.PUBLISHES.labels(outcome).inc()
         if outcome == "full":
-            raise NamespaceFull
+            raise NamespaceFull(
+                f"A namespace may have {settings.most_keys} keys."
+                if reply[1] == b"keys"
+                else f"All values of a namespace together may have {settings.namespace_bytes} bytes."
+            )
         if outcome == "conflict":
             key, version = reply[1].decode(), int(reply[2])
             there = f"is at version {version}" if version else "does not exist"
