@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from headgate.cli.presence import live_settings
@@ -44,6 +45,75 @@ async def test_protection_is_told_when_it_begins_and_when_it_ends(store: Store) 
     await sweeper.sweep(thing)
     assert raised(alerts) == [("protection", False), ("protection", True)]
     assert len({alert.key for alert in alerts._waiting}) == 1, "the second ends the first"
+
+
+@pytest.mark.parametrize("ephemeral", [True, False])
+async def test_a_death_is_told_and_so_is_the_return_once_each(store: Store, ephemeral: bool) -> None:
+    registry, alerts = Registry(store), Alerts(TARGET)
+    sweepers, thing = [Sweeper(registry, alerts), Sweeper(registry, alerts)], registry.service(NS, "game", "g")
+    records = [
+        Record(type="game", group="g", instance_id=name, ttl_seconds=ttl, ephemeral=ephemeral)
+        for name, ttl in (("a", 5), ("b", 5), ("c", 10))
+    ]
+
+    async def sweep() -> None:
+        for sweeper in sweepers:
+            await sweeper.sweep(thing)
+
+    for record in records:
+        await registry.register(NS, record)
+    store.advance_clock(5500)
+    await sweep()
+    assert sorted(alert.text for alert in alerts._waiting) == [
+        "a of game/g stopped beating",
+        "b of game/g stopped beating",
+    ]
+    died = {alert.key for alert in alerts._waiting}
+    alerts._waiting.clear()
+    await sweep()
+    assert raised(alerts) == []
+    await registry.register(NS, records[1])
+    await sweep()
+    assert [(alert.kind, alert.text, alert.resolved) for alert in alerts._waiting] == [
+        ("death", "b of game/g is back", True)
+    ]
+    assert alerts._waiting[0].key in died
+    for seconds in range(6, 12):
+        store.advance_clock(seconds * 1000)
+        await registry.register(NS, records[2])
+        await sweep()
+    assert raised(alerts) == [("death", True), ("death", False)], "and it may die again"
+
+
+async def test_of_many_deaths_at_once_some_are_named_and_the_others_counted(store: Store) -> None:
+    registry, alerts = Registry(store), Alerts(TARGET)
+    for number in range(112):
+        ttl = 5 if number < 12 else 300
+        await registry.register(NS, Record(type="game", group="g", instance_id=f"i{number}", ttl_seconds=ttl))
+    store.advance_clock(5500)
+    await Sweeper(registry, alerts).sweep(registry.service(NS, "game", "g"))
+    assert len(alerts._waiting) == 11
+    assert alerts._waiting[-1].text == "2 more of game/g stopped beating"
+
+
+async def test_whoever_was_removed_as_unhealthy_and_is_back_is_told(store: Store) -> None:
+    registry, alerts = Registry(store), Alerts(TARGET)
+    checker, sweeper = Checker(registry, Prober(LOCAL), alerts), Sweeper(registry, alerts)
+    async with site() as web:
+        web.status = 500
+        check = msgspec.structs.replace(check_of(web.port), remove_after_seconds=1)
+        record = Record(type="game", group="g", instance_id="a", check=check)
+        await registry.register(NS, record)
+
+        async def told() -> bool:
+            return ("death", False) in raised(alerts)
+
+        await steps(checker, told)
+        web.status = 200
+        await registry.register(NS, record)
+        await sweeper.sweep(registry.service(NS, "game", "g"))
+    assert raised(alerts) == [("health", False), ("death", False), ("death", True)]
+    assert len({alert.key for alert in alerts._waiting}) == 1, "the last ends the others"
 
 
 async def test_health_is_told_when_it_goes_and_when_it_is_back(store: Store) -> None:

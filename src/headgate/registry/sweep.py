@@ -18,6 +18,7 @@ SWEEP = script(__package__, "sweep")
 MOST: Final = 200
 AT_ONCE: Final = 64
 EVERY_SECONDS: Final = 0.25
+MOST_TOLD: Final = 10  # of those who died together, each by its name
 
 log = structlog.get_logger()
 
@@ -31,6 +32,7 @@ class Swept(msgspec.Struct, frozen=True):
     suspects: int
     removed: list[str]
     marked: list[str]
+    back: list[str]
 
 
 class Sweeper:
@@ -66,10 +68,10 @@ class Sweeper:
             ),
         )
         word, next_ms, instances, suspects = cast("tuple[bytes, int, int, int]", tuple(reply[:4]))
-        ended: dict[bytes, list[str]] = {b"removed": [], b"put": []}
+        changed: dict[bytes, list[str]] = {b"removed": [], b"put": [], b"back": []}
         for id_, kind in zip(cast("list[bytes]", reply[4::2]), cast("list[bytes]", reply[5::2]), strict=True):
-            ended[kind].append(id_.decode())
-        swept = Swept(word.decode(), next_ms, instances, suspects, ended[b"removed"], ended[b"put"])
+            changed[kind].append(id_.decode())
+        swept = Swept(word.decode(), next_ms, instances, suspects, *changed.values())
         self._measure(thing, swept)
         if swept.removed:
             log.info("instances expired", service=thing.name, namespace=thing.namespace, count=len(swept.removed))
@@ -90,8 +92,14 @@ class Sweeper:
         ended = [*swept.removed, *swept.marked]
         if ended:
             metrics.EXPIRATIONS.labels(name).inc(len(ended))
-            who = ended[0] if len(ended) == 1 else f"{len(ended)} instances"
-            self._alert(thing, "death", f"{who} of {thing.name} stopped beating", key=f"{thing.tag}/{ended[0]}")
+        for id_ in ended[:MOST_TOLD]:
+            self._alert(thing, "death", f"{id_} of {thing.name} stopped beating", key=f"{thing.tag}/{id_}")
+        if len(ended) > MOST_TOLD:
+            text = f"{len(ended) - MOST_TOLD} more of {thing.name} stopped beating"
+            self._alert(thing, "death", text, key=f"{thing.tag}/{ended[MOST_TOLD]}")
+        for id_ in swept.back:
+            text = f"{id_} of {thing.name} is back"
+            self._alert(thing, "death", text, key=f"{thing.tag}/{id_}", resolved=True)
         protected = swept.word == "protected"
         if protected != (thing in self._protected):
             (self._protected.add if protected else self._protected.discard)(thing)

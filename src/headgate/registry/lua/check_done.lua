@@ -4,14 +4,17 @@
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
+---          13 lost (zset id -> ms, who died lately)
 --- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5.. id, registration, passed, rise, fall,
 ---          remove_after_ms (0: never), next_ms
 --- RETURNS  for each: same, healthy, unhealthy, removed or skipped
 --- AGAIN    never: a trial would count twice
 --@include clock
 --@include service
+--@include lost
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local lost = KEYS[13]
 local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
@@ -50,6 +53,7 @@ for i = 5, #ARGV, 7 do
     elseif remove_after_ms > 0 and since > 0 and state.ephemeral == '1' and thing.now - since >= remove_after_ms then
       word = 'removed'
       bury(thing, service, history, id, 'unhealthy', keep_ms)
+      note_lost(thing, lost, id)
     end
   end
   replies[#replies + 1] = word

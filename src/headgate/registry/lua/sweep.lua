@@ -5,13 +5,17 @@
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
+---          13 lost (zset id -> ms, who died lately)
 --- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most   6 from   7 share   8 history_ms
 --- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change
---- AGAIN    same answer: what is gone stays gone
+---          (removed, put, or back: who died lately and is here again)
+--- AGAIN    same answer: what is gone stays gone; of changes only those that were not told
 --@include clock
 --@include service
+--@include lost
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local lost = KEYS[13]
 local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local most, from, share, history_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local service = {
@@ -74,8 +78,13 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', text_of(thing
     write_state(service, id, state)
     told(thing, service, history, id)
   end
+  note_lost(thing, lost, id)
   reply[#reply + 1] = id
   reply[#reply + 1] = kind
+end
+for _, id in ipairs(returned(thing, lost, states)) do
+  reply[#reply + 1] = id
+  reply[#reply + 1] = 'back'
 end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', memory, '-inf', text_of(thing.now), 'LIMIT', 0, most)) do
   redis.call('ZREM', memory, id)
@@ -88,7 +97,7 @@ local instances = redis.call('HLEN', states)
 local first = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')
 if instances == 0 and redis.call('HLEN', overrides) == 0 and thing.now - revision_of(thing) / 1000 > history_ms then
   redis.call('UNLINK', meta, records, metadata, metrics, states, deadlines, overrides, memory, checks, trials, due,
-    changes)
+    changes, lost)
   return {'gone', -1, 0, 0}
 end
 redis.call('HSET', meta, 'visited', text_of(thing.now), 'protected_until', text_of(thing.protected_until))
