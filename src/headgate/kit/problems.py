@@ -58,6 +58,10 @@ class OutcomeUnknown(StoreUnavailable):
     """The connection to the store was lost before its answer came: the call may or may not have taken effect."""
 
 
+class Closed(StoreUnavailable):
+    """The client was closed; whoever waits for the store to come back need not wait for this."""
+
+
 class StoreRefused(HeadgateError):
     """This store would lose data that Headgate must keep."""
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, cast
 import structlog
 
 from headgate.kit.ids import new_ulid, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
 from headgate.locks.model import (
@@ -125,7 +125,7 @@ class Locks(LockSource):
                 if not called:
                     break
                 if self._closing:
-                    raise StoreUnavailable("The client was closed while this one waited.")
+                    raise Closed
                 waiter.called.clear()
                 sent = self._loop.time()
                 try:

@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
 from headgate.locks.held import Held
@@ -94,7 +94,7 @@ class LockSource(ABC):
 
     def _refuse_when_closing(self) -> None:
         if self._closing:
-            raise StoreUnavailable("The client was closed.")
+            raise Closed
 
     @abstractmethod
     async def grant(self, want: Want, holder: str) -> Grant:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, cast
 
 import structlog
 
-from headgate.kit.problems import DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.kit.underway import Underway
 from headgate.relay import metrics
 from headgate.relay.lines import Waiter
@@ -219,7 +219,7 @@ class Permits:
 
     def _refuse_when_closing(self) -> None:
         if self._closing:
-            raise StoreUnavailable("The client was closed.")
+            raise Closed
 
     def hand_over(self, permit: Permit) -> None:
         """Forget a permit that is used elsewhere."""
