@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from structlog.contextvars import bound_contextvars, get_contextvars
 
-from headgate.kit.problems import HeadgateError, RateLimited, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, RateLimited, StoreUnavailable
 from headgate.store import Batch, Seat, Store, StoreSettings, Thing, open_store
 from headgate.store.errors import ScriptFailed
 from headgate.store.link import Reply
@@ -275,7 +275,7 @@ async def test_whoever_waits_when_the_store_is_closed_is_told(server: Standalone
             seats = [batch.call(thing, f"{n}") for n in range(10)]
             told: list[bool] = []
             for seat in seats:
-                seat.directly = lambda done: told.append(done.cancelled())
+                seat.directly = lambda done: told.append(isinstance(done.exception(), Closed))
             await asyncio.sleep(0.01)
         assert told == [True] * 10
         assert not store.errands._tasks

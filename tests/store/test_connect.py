@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.kit.problems import HeadgateError, InvalidRequest, StoreRefused, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreRefused, StoreUnavailable
 from headgate.store import Index, Store, StoreSettings, acl, open_store
 from headgate.store.address import Endpoint, Kind, parse_address
 from tests.store.scripts import TALLY
@@ -235,3 +235,21 @@ def test_a_url_that_cannot_be_read_is_one_sentence_without_the_password(url: str
         parse_address(url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_closed_store_stays_closed(server: Topology, prefix: str) -> None:
+    """Runs on each kind: whoever asks when it closes, or later, is told so, and no connection is opened for it."""
+    for beats in range(0, 30, 3):
+        asking: list[asyncio.Future[object]] = []
+        async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+            thing = store.thing("t", "default", "x")
+            await store.read(thing, "PING")
+            asking += [asyncio.ensure_future(store.read(thing, "PING")) for _ in range(3)]
+            for _ in range(beats):
+                await asyncio.sleep(0)
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            assert answer == b"PONG" or isinstance(answer, Closed)
+        with pytest.raises(Closed):
+            await store.read(thing, "PING")
+        assert all(link.closed for link in store.route._links.values())
+        assert not store.route._opening

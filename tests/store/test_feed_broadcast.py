@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from headgate.kit.problems import Closed
 from headgate.registry import metrics
 from headgate.registry.instances import Registry
 from headgate.registry.model import Instance, Record
@@ -258,3 +259,15 @@ async def test_random_streams_keep_every_promise_under_faults(seed: int) -> None
             seen = {"0", *(line[2] for line in truth)}
             assert {line[2] for line in marks} <= seen
             await client.stop()
+
+
+async def test_whoever_is_at_the_head_is_told_when_the_store_closes(server: Standalone, prefix: str) -> None:
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        registry = Registry(store)
+        await registry.register("default", Record(type="game", group="g", instance_id="a"))
+        clients = [Client(registry, Writing()) for _ in range(3)]
+        await eventually(lambda: all("bookmark" in client.words() for client in clients))
+    for client in clients:
+        with pytest.raises(Closed):
+            await client.task
+    assert not registry.feed.readers

@@ -59,7 +59,9 @@ class OutcomeUnknown(StoreUnavailable):
 
 
 class Closed(StoreUnavailable):
-    """The client was closed; whoever waits for the store to come back need not wait for this."""
+    """The client was closed."""
+
+    # A store that is away comes back; whoever waits for that must not wait for this.
 
 
 class StoreRefused(HeadgateError):

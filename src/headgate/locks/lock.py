@@ -130,6 +130,8 @@ class Locks(LockSource):
                 sent = self._loop.time()
                 try:
                     turn = await self._ask(line.thing, want, holder, join=True, former=waiter.place)
+                except Closed:
+                    raise
                 except StoreUnavailable:
                     # Those in line outlast an outage of the store within their patience.
                     away_since = away_since or sent
@@ -209,7 +211,7 @@ class Locks(LockSource):
         fence, ttl_ms = cast("list[bytes]", reply)
         return int(fence), int(ttl_ms) / 1000
 
-    async def release(self, grant: Grant) -> None:
+    async def hand_back(self, grant: Grant) -> None:
         """Give a lock back."""
         want = grant.want
         await self._release(want, grant.holder, grant.holder[:NONCE_LETTERS])
@@ -292,11 +294,10 @@ class Locks(LockSource):
         """Read a value with the fence it was written under."""
         return await self.fences.get(namespace or self.namespace, key)
 
-    def dismiss(self) -> bool:
+    def dismiss(self) -> None:
         """Send those home who still wait."""
         for line in self._lines.values():
             line.call_all()
-        return True
 
     def _line(self, thing: Thing) -> Line:
         line = self._lines.get(thing)

@@ -193,7 +193,7 @@ class Quorum(LockSource):
             raise NotHolder(f"The lock {grant.want.name} is held by another.")
         raise QuorumLost(f"{len(votes.given)} of {len(self.voters)} servers renewed; {self.majority} are needed.")
 
-    async def release(self, grant: Grant) -> None:
+    async def hand_back(self, grant: Grant) -> None:
         """Give all votes back; a server that cannot be reached now is told later, or its vote ends with the lease."""
         if await self._give_back(grant.want, grant.holder) < len(self.voters):
             self.leave(grant)
@@ -216,16 +216,20 @@ class Quorum(LockSource):
         holding = sorted((state for state in states if state.held and state.fence == fence), key=lambda s: -s.ttl_ms)
         return holding[self.majority - 1]  # the majority lasts as long as the last vote that it needs
 
-    def dismiss(self) -> bool:
+    def dismiss(self) -> None:
         """Send those home who still wait."""
         for look in self._looks:
             look.set()
-        return True
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
         """Give a lock's state now and after each change of hands."""
         space = namespace or self.namespace
-        return watch_lock(lambda on_hint: self._listening(space, name, on_hint), lambda: self.show(name, namespace))
+
+        async def show() -> LockState:
+            self._refuse_when_closing()
+            return await self.show(name, namespace)
+
+        return watch_lock(lambda on_hint: self._listening(space, name, on_hint), show)
 
     async def _round(self, want: Want, holder: str, floor: int, deadline: float | None = None) -> _Votes:
         """Ask all servers side by side; return as soon as the outcome is certain, however slow the rest is."""

@@ -104,9 +104,14 @@ class LockSource(ABC):
     async def renew(self, grant: Grant, deadline: float) -> None:
         """Make the lease last one TTL more."""
 
-    @abstractmethod
     async def release(self, grant: Grant) -> None:
-        """Give a lock back."""
+        """Give a lock back; if this source closes meanwhile, it waits for that."""
+        with self._asking:
+            await self.hand_back(grant)
+
+    @abstractmethod
+    async def hand_back(self, grant: Grant) -> None:
+        """Give a lock back; raises NotHolder."""
 
     @abstractmethod
     async def give_up(self, want: Want, holder: str) -> None:
@@ -174,9 +179,9 @@ class LockSource(ABC):
     ) -> None:
         await self.close()
 
-    def dismiss(self) -> bool:
-        """Send those home who still wait, and tell whether they can be; who waits at a gateway goes when its connection does."""
-        return False
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Send those home who still wait."""
 
     async def close(self) -> None:
         """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
@@ -184,9 +189,9 @@ class LockSource(ABC):
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
-        if self.dismiss():
-            # An answer may be on its way, and what it gives must be given back.
-            await self._asking.over(CLOSE_SECONDS)
+        self.dismiss()
+        # An answer may be on its way, and what it gives must be given back.
+        await self._asking.over(CLOSE_SECONDS)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         self._closed = True

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from headgate.kit.problems import StoreUnavailable
+from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.locks.model import LockState, QuorumLost
 
 IDLE_SECONDS: Final = 30.0
@@ -28,6 +28,8 @@ async def watch_lock(
             news.event.clear()
             try:
                 state = await show()
+            except Closed:
+                raise
             except (StoreUnavailable, QuorumLost):
                 await asyncio.sleep(AWAY_SECONDS)
                 continue

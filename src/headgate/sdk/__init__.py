@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from headgate.kit.lazily import offered
 
 if TYPE_CHECKING:
+    from headgate.kit.problems import Closed, StoreUnavailable
     from headgate.locks import (
         AlreadyHeld,
         FenceOutdated,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyHeld",
+    "Closed",
     "FenceOutdated",
     "GatewayUnavailable",
     "Headgate",
@@ -34,8 +36,11 @@ __all__ = [
     "Quorum",
     "QuorumLost",
     "ServiceDiscoveryClient",
+    "StoreUnavailable",
     "registered",
 ]
 
 _HOMES = ("client", "http", "lifespan", "discovery", "sync")
-__getattr__ = offered(__name__, __all__, [*(f"{__name__}.{home}" for home in _HOMES), "headgate.locks"])
+__getattr__ = offered(
+    __name__, __all__, [*(f"{__name__}.{home}" for home in _HOMES), "headgate.locks", "headgate.kit.problems"]
+)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from headgate.kit.problems import Closed
 from headgate.sdk.http import Http
 from headgate.store import Store, StoreSettings, open_store
 
@@ -45,6 +46,7 @@ class Headgate:
         self._prefix = prefix
         self._stack = AsyncExitStack()
         self._backend: Http | Store | None = None
+        self._closed = False
 
     @property
     def direct(self) -> bool:
@@ -55,6 +57,8 @@ class Headgate:
     def backend(self) -> Http | Store:
         """Give what the parts talk to; only inside `async with`."""
         if self._backend is None:
+            if self._closed:
+                raise Closed
             raise RuntimeError("use this client inside 'async with'")
         return self._backend
 
@@ -151,6 +155,6 @@ class Headgate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
-        self._backend = None
+        self._backend, self._closed = None, True
         for part in ("queue", "queues", "registry", "locks", "relay", "config"):
             self.__dict__.pop(part, None)  # opened again, it has new ones

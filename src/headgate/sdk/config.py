@@ -17,7 +17,7 @@ import structlog
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft, Published, UnknownKey, Update, Value
 from headgate.config.values import Config as StoreConfig
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.sdk.config_modes import Happening, HttpMode, Marked, Mode, Present, StoreMode
 from headgate.sdk.http import Http
 from headgate.sdk.live import Changed, Live
@@ -42,6 +42,7 @@ class Config:
         self._saving: set[asyncio.Task[None]] = set()
         self._lives: dict[str, dict[str, list[Live[object]]]] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
 
     async def get(self, namespace: str, key: str, *, version: int | None = None) -> Value:
         """Give a key's newest version, or one version; raises UnknownKey or UnknownVersion."""
@@ -101,6 +102,9 @@ class Config:
         except BaseException:
             await made.close()
             raise
+        if self._stopped:
+            await made.close()
+            raise Closed
         if namespace not in self._following:
             self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
         return made
@@ -128,6 +132,7 @@ class Config:
 
     async def stop(self) -> None:
         """End all that runs for this part."""
+        self._stopped = True
         tasks, self._following = list(self._following.values()), {}
         for task in tasks:
             task.cancel()
@@ -152,6 +157,8 @@ class Config:
                                     await self._take(namespace, value, happening.revision)
                             case Marked():
                                 position = happening.position
+            except Closed:
+                return
             except HeadgateError as error:
                 refused = error.status < 500 and not isinstance(error, StoreUnavailable)
                 (log.warning if refused else log.debug)("config watch broke", namespace=namespace, error=str(error))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -11,7 +12,7 @@ import httpx2
 import msgspec
 
 from headgate.kit import traces
-from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable, from_document
+from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable, from_document
 from headgate.sdk.answers import read_answer
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -35,6 +36,8 @@ class Http:
 
     def __init__(self, url: str, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.url = url.rstrip("/")
+        self._closed = False
+        self._calls: set[asyncio.Timeout] = set()
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"X-API-Token": token} if token else {},
@@ -50,7 +53,37 @@ class Http:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
         await self._client.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _while_open(self) -> AsyncIterator[None]:
+        """Go on only until this is closed, which by itself would not end a call that is still connecting."""
+        async with asyncio.timeout(None) as call:
+            self._calls.add(call)
+            try:
+                yield
+            finally:
+                self._calls.discard(call)
+
+    @contextmanager
+    def _reached(self, trouble: str) -> Iterator[None]:
+        """Say in our words what went wrong on the way."""
+        if self._closed:
+            raise Closed
+        try:
+            yield
+        except UnicodeEncodeError as error:
+            raise NotText from error
+        except (httpx2.RequestError, RuntimeError, TimeoutError) as error:
+            if self._closed:
+                raise Closed from error
+            if not isinstance(error, httpx2.RequestError):
+                raise
+            raise GatewayUnavailable(f"{trouble}: {_words(error)}.") from error
 
     async def request(
         self,
@@ -92,19 +125,16 @@ class Http:
             sent["traceparent"] = parent
         if body is not None:
             sent["Content-Type"] = "application/json"
-        try:
-            response = await self._client.request(
-                method,
-                path,
-                params=_present(query),
-                content=msgspec.json.encode(body) if body is not None else None,
-                headers=sent,
-                timeout=httpx2.USE_CLIENT_DEFAULT if timeout_seconds is None else httpx2.Timeout(timeout_seconds),
-            )
-        except UnicodeEncodeError as error:
-            raise NotText from error
-        except httpx2.RequestError as error:
-            raise GatewayUnavailable(f"{self.url} cannot be reached: {_words(error)}.") from error
+        with self._reached(f"{self.url} cannot be reached"):
+            async with self._while_open():
+                response = await self._client.request(
+                    method,
+                    path,
+                    params=_present(query),
+                    content=msgspec.json.encode(body) if body is not None else None,
+                    headers=sent,
+                    timeout=httpx2.USE_CLIENT_DEFAULT if timeout_seconds is None else httpx2.Timeout(timeout_seconds),
+                )
         if response.status_code >= 400:
             raise problem_of(response.status_code, response.content)
         return response
@@ -120,12 +150,11 @@ class Http:
     ) -> httpx2.Response:
         """Send bytes as they are and give whatever comes back, whatever its status; for requests that are relayed."""
         timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=timeout_seconds)
-        try:
-            return await self._client.request(
-                method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
-            )
-        except httpx2.RequestError as error:
-            raise GatewayUnavailable(f"{self.url} cannot be reached: {_words(error)}.") from error
+        with self._reached(f"{self.url} cannot be reached"):
+            async with self._while_open():
+                return await self._client.request(
+                    method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
+                )
 
     @asynccontextmanager
     async def events(
@@ -133,17 +162,16 @@ class Http:
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Open a stream of Server-Sent Events; a connection that falls silent is given up."""
         timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=SILENT_SECONDS)
-        try:
-            async with self._client.stream(
+        with self._reached(f"The stream from {self.url} broke"):
+            stream = self._client.stream(
                 "GET", path, params=_present(query), headers=dict(headers or {}), timeout=timeout
-            ) as response:
+            )
+            async with AsyncExitStack() as stack:
+                async with self._while_open():
+                    response = await stack.enter_async_context(stream)
                 if response.status_code >= 400:
                     raise problem_of(response.status_code, await response.aread())
                 yield aiter(httpx2.EventSource(response))
-        except UnicodeEncodeError as error:
-            raise NotText from error
-        except httpx2.RequestError as error:
-            raise GatewayUnavailable(f"The stream from {self.url} broke: {_words(error)}.") from error
 
 
 def problem_of(status: int, content: bytes) -> HeadgateError:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.kit.ids import thing_name
-from headgate.kit.problems import InvalidRequest, NotFound, StoreUnavailable
+from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
 from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
 from headgate.locks.api import (
     LONGEST_WAIT,
@@ -40,6 +40,7 @@ class HttpLocks(LockSource):
     def __init__(self, http: Http, namespace: str = "default") -> None:
         super().__init__(namespace)
         self._http = http
+        self._lines: set[asyncio.Task[Acquired]] = set()
 
     async def grant(self, want: Want, holder: str) -> Grant:
         """Take a lock; the gateway stands in line for us, for at most five minutes at a time."""
@@ -52,7 +53,7 @@ class HttpLocks(LockSource):
                 left = LONGEST_WAIT if limit is None else min(LONGEST_WAIT, max(0.0, limit - loop.time()))
                 sent = loop.time()
                 try:
-                    acquired = await self._acquire(want, holder, left)
+                    acquired = await self._stand(want, holder, left) if left else await self._acquire(want, holder, 0)
                 except LockHeld:
                     if limit is not None and loop.time() >= limit:
                         raise
@@ -69,6 +70,24 @@ class HttpLocks(LockSource):
         except BaseException:
             self.leave_soon(want, holder)
             raise
+
+    async def _stand(self, want: Want, holder: str, wait: float) -> Acquired:
+        """Ask and stand in line; whoever is sent home hangs up, and the gateway leaves the line for it."""
+        asking = asyncio.get_running_loop().create_task(self._acquire(want, holder, wait))
+        self._lines.add(asking)
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            self._lines.discard(asking)
+            asking.cancel()
+        if asking.cancelled():
+            raise Closed
+        return asking.result()
+
+    def dismiss(self) -> None:
+        """Send those home who stand in line; who does not has an answer soon."""
+        for asking in self._lines:
+            asking.cancel()
 
     async def _acquire(self, want: Want, holder: str, wait: float) -> Acquired:
         body = AcquireRequest(
@@ -100,7 +119,7 @@ class HttpLocks(LockSource):
             timeout_seconds=left,
         )
 
-    async def release(self, grant: Grant) -> None:
+    async def hand_back(self, grant: Grant) -> None:
         """Give a lock back."""
         await self._release(grant.want, grant.holder)
 
@@ -151,6 +170,8 @@ class HttpLocks(LockSource):
                         if last != (state.held, state.fence):
                             last = (state.held, state.fence)
                             yield state
+            except Closed:
+                raise
             except StoreUnavailable:
                 pass
             await asyncio.sleep(PAUSE_SECONDS)

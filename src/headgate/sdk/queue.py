@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
 
-from headgate.kit.problems import InvalidRequest, RateLimited, StoreUnavailable
+from headgate.kit.problems import Closed, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk.http import Http
 from headgate.sdk.queue_modes import HttpLine, Line, StoreLine
 from headgate.sdk.seats import Offer
@@ -73,6 +73,8 @@ class Queue:
                         last = status
                         if status.status not in _IN_LINE:
                             return
+            except Closed:
+                raise
             except (StoreUnavailable, RateLimited) as error:
                 pause = max(pause, error.retry_after or 0.0)
             await asyncio.sleep(pause)

@@ -7,10 +7,12 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
+from headgate.kit.problems import Closed
 from headgate.locks import Election, Lock, LockSource
 from headgate.sdk.client import Headgate
 from headgate.sdk.sync_locks import SyncElection, SyncLock
@@ -27,6 +29,9 @@ class HeadgateSync:
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
         self._client: Headgate | None = None
+        self._calls: set[Future[Any]] = set()
+        self._changing = threading.Lock()
+        self._over = False
 
     def __enter__(self) -> HeadgateSync:
         self._thread = threading.Thread(target=self._loop.run_forever, name="headgate", daemon=True)
@@ -124,17 +129,35 @@ class HeadgateSync:
         finally:
             close = getattr(iterator, "aclose", None)
             if close is not None:
-                self._run(close())
+                with suppress(Closed):
+                    self._run(close())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._changing:
+            if self._over:
+                work.close()
+                raise Closed
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._calls.add(future)
         try:
             return future.result()
+        except CancelledError:
+            if self._over:
+                raise Closed from None
+            raise
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._calls.discard(future)
 
     def _end(self) -> None:
+        """End the loop, once nobody can ask any more and whoever still waits for an answer in another thread was told."""
+        with self._changing:
+            self._over = True
+        for future in tuple(self._calls):
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(_end_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         if self._thread is not None:
             self._thread.join()
@@ -158,6 +181,13 @@ class _Part:
             super().__setattr__(name, value)
         else:
             setattr(self._value, name, value)
+
+
+async def _end_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _next(iterator: AsyncIterator[T]) -> T:

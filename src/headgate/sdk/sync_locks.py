@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from headgate.kit.problems import Closed
 from headgate.locks import Election, Held, Leader, Lock, LockState
 
 P = ParamSpec("P")
@@ -143,4 +145,5 @@ class SyncElection:
             while True:
                 yield self._run(following())
         finally:
-            self._run(leaders.aclose())
+            with suppress(Closed):
+                self._run(leaders.aclose())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeGuard
 
-from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
 from headgate.store.awaited import Awaited
 from headgate.store.errors import ScriptFailed, as_problem
@@ -125,7 +125,8 @@ class Batch:
 
     def _start(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun | None = None) -> None:
         task = self._store.errands.start(self._fly(thing, crew, begun))
-        task.add_done_callback(partial(self._flown, thing, lane, crew))
+        sent = begun is not None
+        task.add_done_callback(partial(self._flown, thing, lane, crew, sent))
 
     async def _fly(self, thing: Thing, crew: list[Seat], begun: Begun | None = None) -> None:
         try:
@@ -134,10 +135,11 @@ class Batch:
             for seat in crew:
                 _fail(seat, error)
 
-    def _flown(self, thing: Thing, lane: _Lane, crew: list[Seat], task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # perhaps before its first step, so it could not say so itself
+    def _flown(self, thing: Thing, lane: _Lane, crew: list[Seat], sent: bool, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:  # the store was closed
+            unknown = sent and not self._script.header.repeatable
             for seat in crew:
-                seat.drop()
+                seat.fail(OutcomeUnknown() if unknown else Closed())
         self._make_room(thing, lane, crew)
 
     def _make_room(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:

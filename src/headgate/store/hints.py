@@ -67,6 +67,11 @@ class Hints:
                 del self._listeners[channel]
                 self._push("UNSUBSCRIBE", channel)
 
+    def tell_all(self) -> None:
+        """Have every listener look, as if anything might have been missed."""
+        for channel in tuple(self._listeners):
+            self._tell(channel, None)
+
     @property
     def connected(self) -> bool:
         """Tell whether hints can reach us now."""

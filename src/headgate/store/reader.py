@@ -11,7 +11,7 @@ from typing import Final, Generic, Protocol
 
 import structlog
 
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import Closed, HeadgateError
 from headgate.store.keys import Thing
 from headgate.store.notices import (
     Bookmark,
@@ -77,6 +77,7 @@ class Reader(Generic[Item]):
         self._revisions: list[int] = []
         self._bytes = 0
         self._started = False
+        self._over = False
         self._moved = asyncio.Event()
         self._look = asyncio.Event()
         self._heard_at = self._marked_at = monotonic()
@@ -94,12 +95,20 @@ class Reader(Generic[Item]):
     def start(self, store: Store) -> None:
         self._store = store
         self._task = store.errands.start(self._follow())
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait((self._task,))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Whoever still watches is told that nothing more will come."""
+        self._over = True
+        self._moved.set()
+        for ride in self._rides:
+            if not ride.waiting.done():
+                ride.waiting.set_exception(Closed())
 
     async def opening(self, after: int | None) -> Notices[Item]:
         """Give the present state, or what has been missed since a revision, and the mark where that ends."""
@@ -136,6 +145,8 @@ class Reader(Generic[Item]):
         marks = self._marks
         while True:
             moved = self._moved
+            if self._over:
+                raise Closed
             if not self._started:
                 await moved.wait()
             elif self._lost(position) or position < self._since:
@@ -165,6 +176,8 @@ class Reader(Generic[Item]):
                     ride.position = self._position
                     if chunk := b"".join(ride.write(self._thing, change) for change in later):
                         return chunk
+            if self._over:
+                raise Closed
             ride.waiting = self._loop.create_future()
             self._rides.append(ride)
             if chunk := await ride.waiting:
@@ -233,6 +246,8 @@ class Reader(Generic[Item]):
                 self._look.clear()
                 try:
                     more = await self._step()
+                except Closed:
+                    return
                 except HeadgateError as error:
                     log.debug("cannot read on", thing=self._thing.tag, error=str(error))
                     self._feed.note_lag()

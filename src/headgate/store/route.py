@@ -70,9 +70,7 @@ class Route(ABC):
         return {*self.address.nodes, *self._clocks}
 
     def close(self) -> None:
-        """End all links."""
-        for task in self._opening.values():
-            task.cancel()
+        """End all links; those that are being opened end with the errands."""
         for link in self._links.values():
             link.close()
 

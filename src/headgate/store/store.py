@@ -226,10 +226,11 @@ class Store:
         self._rendered.clear()
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections; whoever waits for a hint looks, and finds that it is over."""
         self.route.close()
         if self._second is not None:
             self._second.close()
+        self.hints.tell_all()
 
     def _source(self, script: Script) -> tuple[str, str]:
         if not self._includes:

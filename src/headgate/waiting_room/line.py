@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id, new_uuid
-from headgate.kit.problems import InvalidRequest, StoreUnavailable
+from headgate.kit.problems import Closed, InvalidRequest, StoreUnavailable
 from headgate.store import Arg, Batch, Seat, Store, Thing, script
 from headgate.waiting_room.memory import Common
 from headgate.waiting_room.metrics import STREAMS
@@ -148,8 +148,8 @@ class Line:
                     changed.clear()
                     try:
                         status = await self.status(thing, user_id, place_token, trusted)
-                    except StoreUnavailable:
-                        if shown is None:
+                    except StoreUnavailable as error:
+                        if shown is None or isinstance(error, Closed):
                             raise
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
