@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate import sdk
 from headgate.config.model import MASK, Value
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest, StoreUnavailable, Unauthorized
 from headgate.registry.model import Check, CheckKind, OverrideChange, Record, UnknownInstance
@@ -361,3 +362,15 @@ async def test_a_listener_that_fails_shows_no_secret_in_the_log(capfd: pytest.Ca
     logged = capfd.readouterr().out
     assert "own mistake" in logged
     assert "hush" not in logged
+
+
+def test_all_that_the_sdk_offers_is_there() -> None:
+    for name in sdk.__all__:
+        assert getattr(sdk, name).__name__ == name
+
+
+async def test_a_fenced_value_is_text_in_either_mode(hg: Headgate) -> None:
+    async with hg.lock("a") as held:
+        with pytest.raises(InvalidRequest, match="text"):
+            await hg.fenced_set("key", b"bytes", held.fence)  # type: ignore[arg-type]
+    assert await hg.fenced_get("key") is None

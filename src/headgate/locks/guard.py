@@ -31,7 +31,7 @@ class Fences:
 
     async def set(self, namespace: str, key: str, value: str, fence: int) -> None:
         """Write a value; raises FenceOutdated if it was written under a higher fence."""
-        encoded = value.encode()
+        encoded = checked_value(value).encode()
         if len(encoded) > MOST_VALUE_BYTES:
             raise InvalidRequest(f"value must have at most {MOST_VALUE_BYTES} bytes.", field="value")
         await self._store.run(SET, self._thing(namespace, key), checked_fence(fence), encoded)
@@ -50,6 +50,13 @@ class Fences:
 
     def _thing(self, namespace: str, key: str) -> Thing:
         return self._store.thing("fenced", thing_name(namespace, "namespace"), thing_name(key, "key"))
+
+
+def checked_value(value: object) -> str:
+    """Check a value that came from outside; bytes would be written one way here and another through a gateway."""
+    if not isinstance(value, str):
+        raise InvalidRequest("value must be text.", field="value")
+    return value
 
 
 def checked_fence(fence: int) -> int:

@@ -24,6 +24,7 @@ from headgate.locks.api import (
     LockHistory,
     LockList,
 )
+from headgate.locks.guard import checked_value
 from headgate.locks.model import Grant, Want
 from headgate.sdk.http import Http
 from headgate.store import Store
@@ -179,7 +180,7 @@ class HttpLocks(LockSource):
     async def fenced_set(self, key: str, value: str, fence: int, namespace: str | None = None) -> None:
         """Write a value under a fence; raises FenceOutdated if a newer holder has written."""
         path = f"/fenced/v1/{quote(thing_name(key, 'key'), safe='')}"
-        body = FencedRequest(value, fence)
+        body = FencedRequest(checked_value(value), fence)
         await self._http.request("PUT", path, query=self._query(namespace), body=body, answer=type(None))
 
     async def fenced_get(self, key: str, namespace: str | None = None) -> FencedValue | None:
