@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from secrets import token_hex
+from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 
-from headgate.kit.problems import DeadlineExceeded
+from headgate.kit.problems import DeadlineExceeded, InvalidRequest, Malformed
 from headgate.relay.judge import SlidingLog
 from headgate.relay.model import JobState, Limit, Upstream
 from headgate.relay.problems import JobUnknown, UpstreamUnknown
 from headgate.relay.strict import Delays, StrictUpstream
 from headgate.sdk import Headgate, HeadgateSync
+from headgate.sdk.relay import StoreRelay
 from tests.http.echo import Echo
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import Topology, eventually
@@ -131,6 +133,40 @@ async def test_job_is_left_seen_and_cancelled(hg: Headgate, name: str) -> None:
     assert (await hg.relay.wait_for(id)).state is JobState.CANCELLED
     with pytest.raises(JobUnknown):
         await hg.relay.job(f"01ARZ3NDEKTSV4RRFFQ69G5FAV.{name}")
+
+
+UNWRITABLE: list[dict[str, Any]] = [
+    {"headers": {"x-name": "\u20ac"}},
+    {"headers": {"x-name": "a\r\nx-other: b"}},
+    {"headers": {"x-name": "a\0b"}},
+    {"headers": {"x name": "a"}},
+    {"headers": {"": "a"}},
+    {"headers": {"x-n\u00e4me": "a"}},
+    {"method": "G\u20acT"},
+    {"method": "GET /"},
+]
+
+
+@pytest.mark.parametrize("how", ["request", "submit"])
+async def test_what_cannot_be_written_is_refused_before_it_is_kept_or_sent(hg: Headgate, name: str, how: str) -> None:
+    async with StrictUpstream().open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        for wrong in UNWRITABLE:
+            with pytest.raises(InvalidRequest):
+                await getattr(hg.relay, how)(**{"method": "GET", "upstream": name, "path": "/x", "user": "u1", **wrong})
+        for path in ("/\u20ac", "/\ud800"):
+            if isinstance(hg.relay, StoreRelay):  # a client over HTTP writes the first in percents
+                with pytest.raises(Malformed):
+                    await getattr(hg.relay, how)("GET", name, path, user="u1")
+        assert await hg.relay.jobs(name) == []
+        assert upstream.count == 0
+
+
+async def test_the_user_is_whom_the_caller_names_and_nobody_whom_a_header_names(hg: Headgate, name: str) -> None:
+    async with StrictUpstream().open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        await hg.relay.request("GET", name, "/x", user="u1", headers={"x-user-id": "u2"})
+        assert list(upstream.arrivals) == ["u1"]
 
 
 async def test_upstreams_are_listed_and_their_state_is_told(hg: Headgate, name: str) -> None:

@@ -7,6 +7,7 @@ understand differently (two lengths, a length and chunks, headers that Connectio
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Final
@@ -30,6 +31,8 @@ OURS: Final = frozenset(
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 LONGEST_PAUSE: Final = 21_600.0
 _UNWRITABLE = re.compile(rb"[\r\n\0]")
+_TOKEN = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")
 _TARGET = re.compile(rb"[!-~]*")
 _DOTS = re.compile(rb"(?:^|[/\\])\.\.?(?:[/\\]|$)")
 _SECRET = re.compile(r"\{secret:([A-Za-z0-9_.-]+)\}")
@@ -59,6 +62,18 @@ def refuse_ambiguous(headers: Headers) -> None:
                 raise Malformed("Connection may not strike out other headers.")
     if _UNWRITABLE.search(b"".join([value for _, value in headers])):
         raise Malformed("A header has a sign that headers may not have.")
+
+
+def written_headers(method: str, headers: Mapping[str, str]) -> Headers:
+    """Write the headers that a caller in this process gives; InvalidRequest if a request could not carry them."""
+    if not _TOKEN.fullmatch(method):
+        raise InvalidRequest(f"{method[:80]!r} is not a method.", field="method")
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name):
+            raise InvalidRequest(f"{name[:80]!r} is not the name of a header.", field="headers")
+        if not _VALUE.fullmatch(value):
+            raise InvalidRequest(f"The header {name[:80]} has a sign that headers may not have.", field="headers")
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def user_of(headers: Headers, policy: Upstream) -> str:

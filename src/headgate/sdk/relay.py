@@ -20,13 +20,13 @@ from headgate.kit.ids import member_id
 from headgate.kit.problems import TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
 from headgate.relay.forward import Request
-from headgate.relay.headers import pause_of, target_of
+from headgate.relay.headers import Headers, pause_of, target_of, written_headers
 from headgate.relay.incoming import Kept
 from headgate.relay.model import JobState, JobView, Order, Outcome, Upstream, UpstreamStatus, UpstreamView
 from headgate.relay.permits import Permit
 from headgate.relay.problems import PermitExpired, UserMissing
 from headgate.relay.relay import Relay as Feature
-from headgate.sdk.http import Http, problem_of
+from headgate.sdk.http import Http, NotText, problem_of
 from headgate.store import Store
 
 SPARE_SECONDS: Final = 10.0
@@ -189,10 +189,9 @@ class StoreRelay(Relay):
         headers: Mapping[str, str] | None = None, deadline: float | None = None, permits: int = 1,
     ) -> RelayResponse:  # fmt: skip
         view = await self._feature.upstreams.get(upstream)
-        target = target_of(view.policy, _path(path).encode(), query.encode())
-        named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        target = target_of(view.policy, _bytes(_path(path)), _bytes(query))
         user = member_id(user, "user")
-        named.append((view.policy.user_header.lower().encode(), user.encode()))
+        named = _named(method, headers, view.policy, user)
         request = Request(method, target, named, Kept(content), user, permits)
         seconds = view.policy.deadline_seconds if deadline is None else deadline
         limit = asyncio.get_running_loop().time() + seconds
@@ -206,16 +205,14 @@ class StoreRelay(Relay):
         headers: Mapping[str, str] | None = None, deadline: float | None = None, permits: int = 1,
     ) -> str:  # fmt: skip
         view = await self._feature.upstreams.get(upstream)
-        target_of(view.policy, _path(path).encode(), query.encode())
+        target_of(view.policy, _bytes(_path(path)), _bytes(query))
         if len(content) > self._feature.settings.job_bytes:
             raise TooLarge(f"The body of a job may have {self._feature.settings.job_bytes} bytes.")
         seconds = view.policy.deadline_seconds if deadline is None else deadline
         user = member_id(user, "user")
-        named = {**(headers or {}), view.policy.user_header: user}
-        order = Order(
-            method, _path(path), query, [(name.lower(), value) for name, value in named.items()], content, user,
-            permits, round(seconds * 1000),
-        )  # fmt: skip
+        named = _named(method, headers, view.policy, user)
+        kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
+        order = Order(method, _path(path), query, kept, content, user, permits, round(seconds * 1000))
         return await self._feature.jobs.submit(upstream, order)
 
     async def job(self, id: str) -> JobView:
@@ -308,6 +305,8 @@ class HttpRelay(Relay):
         headers: Mapping[str, str] | None, deadline: float | None, permits: int,
     ) -> httpx2.Response:  # fmt: skip
         """Send it; the header that names the user is the upstream's own, which a refusal tells before anything is sent."""
+        written_headers(method, headers or {})
+        user = member_id(user, "user")
         sent = {**(headers or {}), "X-Permits": str(permits)}
         if deadline is not None:
             sent["X-Deadline-Ms"] = str(max(1, round(deadline * 1000)))
@@ -315,9 +314,13 @@ class HttpRelay(Relay):
         seconds = None if deadline is None else deadline + SPARE_SECONDS
         while True:
             named = self._user_headers.get(upstream, USER_HEADER)
-            response = await self._http.exchange(
-                method, address, content=content, headers={**sent, named: user}, timeout_seconds=seconds
-            )
+            others = {name: value for name, value in sent.items() if name.lower() != named.lower()}
+            try:
+                response = await self._http.exchange(
+                    method, address, content=content, headers={**others, named: user}, timeout_seconds=seconds
+                )
+            except UnicodeEncodeError as trouble:
+                raise NotText from trouble
             problem = response.headers.get("content-type", "").startswith("application/problem+json")
             if not problem or "x-queue-position" in response.headers:
                 return response
@@ -381,6 +384,17 @@ def relay_of(backend: Http | Store) -> StoreRelay | HttpRelay:
 
 def _age(held: HeldPermit, loop: asyncio.AbstractEventLoop) -> float:
     return 0.0 if held.answered_at is None else loop.time() - held.answered_at
+
+
+def _named(method: str, headers: Mapping[str, str] | None, policy: Upstream, user: str) -> Headers:
+    """Write a caller's headers with the one that says whose request it is, which nobody else may say."""
+    name = policy.user_header.lower().encode()
+    named = [header for header in written_headers(method, headers or {}) if header[0] != name]
+    return [*named, (name, user.encode())]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # half of a character is refused like every other that is not ASCII
 
 
 def _path(path: str) -> str:
