@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from headgate.relay.judge import Limiter, largest_window
 from headgate.relay.model import Limit, Outcome, Upstream
@@ -125,6 +125,48 @@ class Counting:
     def _way(self) -> float:
         slow = self.tail * self.random.random() if self.random.random() < 0.05 else 0.0
         return self.delay * self.random.lognormvariate(0, 0.5) + slow
+
+
+class Patient:
+    """An HTTP server that lets everybody wait for their answer until it is told to give it."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.arrived = 0
+        self.connections: set[asyncio.StreamWriter] = set()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Give its address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Patient]:
+        """Listen on loopback."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            self.answer.set()
+            server.close()
+            for writer in tuple(self.connections):
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.add(writer)
+        with suppress(OSError, EOFError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"content-length: 1\r\n" in head:
+                    await reader.readexactly(1)
+                self.arrived += 1
+                await self.answer.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await writer.drain()
+        self.connections.discard(writer)
+        writer.close()
 
 
 class Node:

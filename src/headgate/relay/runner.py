@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import structlog
 
 from headgate.kit.ids import new_ulid
-from headgate.kit.problems import DeadlineExceeded, HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.relay import metrics
 from headgate.relay.forward import Forwarder, Request
 from headgate.relay.headers import target_of
@@ -37,6 +37,26 @@ PAGE: Final = 100
 log = structlog.get_logger()
 
 
+class End(NamedTuple):
+    """How a job ended."""
+
+    state: JobState
+    reason: str = ""
+    response: Response | None = None
+
+
+class Held:
+    """A job in our hands."""
+
+    __slots__ = ("id", "marked", "task", "upstream")
+
+    def __init__(self, upstream: str, id: str) -> None:
+        self.upstream = upstream
+        self.id = id
+        self.marked = False
+        self.task: asyncio.Task[None] | None = None
+
+
 class Runner:
     """Sends the jobs of every upstream, together with the runners of other processes."""
 
@@ -52,13 +72,14 @@ class Runner:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._look = asyncio.Event()
-        self._held: dict[str, asyncio.Task[None]] = {}
+        self._held: dict[str, Held] = {}
         self._listening = ExitStack()
         self._heard: set[str] = set()
         self._reclaim_at = 0.0
 
     async def run(self) -> None:
         """Take and send jobs for as long as the process lives."""
+        self._heard.clear()  # one that was started again listens anew
         with self._listening:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -68,6 +89,8 @@ class Runner:
                     self._look.clear()
                     try:
                         await self._round(group)
+                    except Closed:
+                        raise
                     except HeadgateError as error:
                         log.debug("jobs could not be looked at", error=error.detail)
 
@@ -83,9 +106,9 @@ class Runner:
                 )
             for id in [*(await self._orphans(view.name) if reclaim else ()), *await self._fresh(view.name)]:
                 if id not in self._held:
-                    task = group.create_task(self._keep(view.name, id))
-                    self._held[id] = task
-                    task.add_done_callback(partial(self._let_go, id))
+                    held = self._held[id] = Held(view.name, id)
+                    held.task = group.create_task(self._keep(held))
+                    held.task.add_done_callback(partial(self._let_go, id))
 
     def _let_go(self, id: str, task: asyncio.Task[None]) -> None:
         self._held.pop(id, None)
@@ -96,9 +119,9 @@ class Runner:
             self._look.set()
         elif kind == "ended":
             id, _, state = rest.partition(" ")
-            task = self._held.get(id)
-            if task is not None and state == JobState.CANCELLED:
-                task.cancel()
+            held = self._held.get(id)
+            if held is not None and held.task is not None and state == JobState.CANCELLED:
+                held.task.cancel()
 
     async def _fresh(self, upstream: str) -> list[str]:
         """Read jobs that nobody has read yet."""
@@ -163,37 +186,50 @@ class Runner:
                 found += [id for _, id in entries_of(claimed)]
         return found
 
-    async def _keep(self, upstream: str, id: str) -> None:
-        """See one job through to an end; what the store did not hear is tried again."""
+    async def _keep(self, held: Held) -> None:
+        """See one job through to an end; whatever goes wrong with it, the others go on."""
+        try:
+            end = await self._outcome(held)
+            if end is not None:
+                await self._end(held, end)
+        except Closed:
+            raise
+        except Exception:  # the top of this job's own loop; it is found again among those that are ours and not held
+            log.exception("the end of a job could not be written", job=held.id)
+
+    async def _outcome(self, held: Held) -> End | None:
+        """Send a job and give its end; what the store did not hear is tried again. None: it is not ours to end."""
         while True:
             try:
-                await self._send(upstream, id)
-                return
+                return await self._send(held)
+            except Closed:
+                raise
             except StoreUnavailable:
                 await asyncio.sleep(LOOK_SECONDS)
             except JobTaken:
-                return
+                return None
             except (HeadgateError, ServerError) as error:
-                log.warning("job failed", job=id, error=str(error))
-                await self._end(upstream, id, JobState.FAILED, str(error), None)
-                return
+                log.warning("job failed", job=held.id, error=str(error))
+                return End(JobState.FAILED, str(error))
+            except Exception as error:  # such as an order that cannot be written: one job must not end the others
+                log.exception("job failed", job=held.id)
+                state = JobState.UNKNOWN if held.marked else JobState.FAILED
+                return End(state, f"it could not be sent and answered ({type(error).__name__})")
 
-    async def _send(self, upstream: str, id: str) -> None:
-        holder = self._permits.process
+    async def _send(self, held: Held) -> End | None:
+        id, holder = held.id, self._permits.process
         taken = await self._jobs.take(id, holder)
         if taken is None:
-            return
-        view = await self._upstreams.get(upstream)
+            return None
+        view = await self._upstreams.get(held.upstream)
         request = _request(view.policy, taken.order)
         if taken.attempts >= PARK_AFTER:
-            reason = f"parked after {taken.attempts} attempts that ended a relay"
-            await self._end(upstream, id, JobState.FAILED, reason, None)
-            return
+            return End(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
         if taken.state is JobState.SENDING and not request.repeatable:
-            await self._end(upstream, id, JobState.UNKNOWN, "its relay died while sending it", None)
-            return
+            return End(JobState.UNKNOWN, "its relay died while sending it")
 
         async def mark() -> None:
+            held.marked = True
             await self._jobs.mark_sending(id, holder, new_ulid())
 
         deadline = self._loop.time() + max(0, taken.order.wait_ms - taken.age_ms) / 1000
@@ -207,20 +243,21 @@ class Runner:
                     if len(body) > self._settings.job_bytes:
                         body, truncated = body[: self._settings.job_bytes], True
                         break
-                response = response_of(answer.status, answer.headers, body, truncated=truncated)
-            await self._end(upstream, id, JobState.DONE, "", response)
+                return End(JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated))
         except (DeadlineExceeded, LineFull) as error:
-            await self._end(upstream, id, JobState.FAILED, error.detail, None)
+            return End(JobState.FAILED, error.detail)
         except (UpstreamFailed, UpstreamTimeout) as error:
             state = JobState.FAILED if error.members.get("outcome") == "unsent" else JobState.UNKNOWN
-            await self._end(upstream, id, state, error.detail, None)
+            return End(state, error.detail)
 
-    async def _end(self, upstream: str, id: str, state: JobState, reason: str, response: Response | None) -> None:
-        metrics.JOBS.labels(upstream, state).inc()
+    async def _end(self, held: Held, end: End) -> None:
+        metrics.JOBS.labels(held.upstream, end.state).inc()
         while True:
             try:
-                await self._jobs.end(id, self._permits.process, state, reason, response)
+                await self._jobs.end(held.id, self._permits.process, end.state, end.reason, end.response)
                 return
+            except Closed:
+                raise
             except StoreUnavailable:
                 await asyncio.sleep(0.25)
             except (JobTaken, JobSending):

@@ -1,0 +1,85 @@
+"""The runner of jobs: one bad job harms no other, and nothing is called unknown that is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from headgate.relay.model import JobState, Order
+from headgate.relay.relay import Relay
+from headgate.relay.runner import Runner
+from headgate.store import StoreSettings, open_store
+from tests.store.relay_world import PATIENT_MS, Patient, window
+from tests.topology import Topology, eventually
+
+
+@asynccontextmanager
+async def relay_on(url: str, prefix: str, *, deadline_ms: int = PATIENT_MS) -> AsyncIterator[Relay]:
+    """A relay with connections of its own."""
+    settings = StoreSettings(url=url, prefix=prefix, deadline_ms=deadline_ms)
+    async with open_store(settings) as store, Relay(store) as relay:
+        yield relay
+
+
+@pytest.fixture
+async def relay(server: Topology, prefix: str) -> AsyncIterator[Relay]:
+    async with relay_on(server.url, prefix) as made:
+        yield made
+
+
+@asynccontextmanager
+async def running(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
+    """Let a runner run beside the test."""
+    task = asyncio.create_task(runner.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def order(method: str = "POST", user: str = "u1", **headers: str) -> Order:
+    return Order(method, "/x", "", [("x-user-id", user), *headers.items()], b"b", user, 1, 60_000)
+
+
+async def in_state(relay: Relay, id: str, state: JobState) -> bool:
+    return (await relay.jobs.get(id)).state is state
+
+
+async def until(relay: Relay, id: str, state: JobState, seconds: float = 20) -> None:
+    async def there() -> bool:
+        return await in_state(relay, id, state)
+
+    await eventually(there, seconds)
+
+
+async def test_a_job_that_cannot_be_written_fails_and_harms_no_other(relay: Relay) -> None:
+    async with Patient().open() as upstream:
+        await relay.upstreams.put("a", window(10, 0.5, base_url=upstream.url, timeout_seconds=30))
+        async with running(relay.runner()) as runner:
+            good = await relay.jobs.submit("a", order())
+            await eventually(lambda: upstream.arrived == 1)
+            bad = await relay.jobs.submit("a", order(**{"x-name": "\u20ac"}))
+            await until(relay, bad, JobState.FAILED)
+            assert not runner.done()
+            upstream.answer.set()
+            await until(relay, good, JobState.DONE)
+        assert "UnicodeEncodeError" in ((await relay.jobs.get(bad)).reason or "")
+        assert upstream.arrived == 1
+
+
+async def test_a_runner_that_was_started_again_hears_of_jobs(relay: Relay) -> None:
+    await relay.upstreams.put("a", window(10, 0.5, base_url="http://127.0.0.1:1"))
+    runner, channel = relay.runner(), relay.upstreams.thing("a").key("events").encode()
+
+    def listens() -> bool:
+        return any(getattr(ear, "__self__", None) is runner for ear in relay.store.hints._listeners.get(channel, ()))
+
+    for _ in range(2):
+        async with running(runner):
+            await eventually(listens)
+        assert not listens()
