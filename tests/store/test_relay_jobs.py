@@ -13,7 +13,7 @@ from headgate.relay.relay import Relay
 from headgate.relay.runner import Runner
 from headgate.store import StoreSettings, open_store
 from tests.store.relay_world import PATIENT_MS, Patient, window
-from tests.topology import Topology, eventually
+from tests.topology import FaultyProxy, Topology, eventually
 
 
 @asynccontextmanager
@@ -50,6 +50,13 @@ async def in_state(relay: Relay, id: str, state: JobState) -> bool:
     return (await relay.jobs.get(id)).state is state
 
 
+async def ended(relay: Relay, id: str) -> None:
+    async def there() -> bool:
+        return (await relay.jobs.get(id)).state not in (JobState.WAITING, JobState.SENDING)
+
+    await eventually(there, 30)
+
+
 async def until(relay: Relay, id: str, state: JobState, seconds: float = 20) -> None:
     async def there() -> bool:
         return await in_state(relay, id, state)
@@ -70,6 +77,52 @@ async def test_a_job_that_cannot_be_written_fails_and_harms_no_other(relay: Rela
             await until(relay, good, JobState.DONE)
         assert "UnicodeEncodeError" in ((await relay.jobs.get(bad)).reason or "")
         assert upstream.arrived == 1
+
+
+@pytest.mark.topology("standalone")
+async def test_a_job_whose_mark_was_not_answered_is_sent_once_and_done(
+    server: Topology, prefix: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store heard that it is being sent, and we did not hear of that: we know that we have sent nothing."""
+    async with (
+        Patient().open() as upstream,
+        FaultyProxy(server.primaries()[0].port) as proxy,
+        relay_on(proxy.url, prefix, deadline_ms=2000) as cut_off,
+    ):
+        upstream.answer.set()
+        await relay.upstreams.put("a", window(10, 0.5, base_url=upstream.url, timeout_seconds=30))
+        mark, marks = cut_off.jobs.mark_sending, []
+
+        async def lost(id: str, holder: str, attempt: str) -> int:
+            marks.append(attempt)
+            if len(marks) > 1:
+                return await mark(id, holder, attempt)
+            proxy.drop_replies()
+            try:
+                return await mark(id, holder, attempt)
+            finally:
+                assert await in_state(relay, id, JobState.SENDING)
+                proxy.heal()
+
+        monkeypatch.setattr(cut_off.jobs, "mark_sending", lost)
+        async with running(cut_off.runner()):
+            id = await relay.jobs.submit("a", order())
+            await ended(relay, id)
+        view = await relay.jobs.get(id)
+        assert (view.state, view.attempts, len(marks)) == (JobState.DONE, 1, 2)
+        assert upstream.arrived == 1
+
+
+async def test_a_job_that_another_relay_was_sending_is_unknown_although_we_know_it(relay: Relay) -> None:
+    """It was ours, was taken from us and marked there; only our own mark tells nothing."""
+    await relay.upstreams.put("a", window(10, 0.5, base_url="http://127.0.0.1:1"))
+    id = await relay.jobs.submit("a", order())
+    assert await relay.jobs.take(id, relay.permits.process) is not None
+    assert await relay.jobs.take(id, "another") is not None
+    await relay.jobs.mark_sending(id, "another", "theirs")
+    async with running(relay.runner()):
+        await ended(relay, id)
+    assert await in_state(relay, id, JobState.UNKNOWN)
 
 
 async def test_a_runner_that_was_started_again_hears_of_jobs(relay: Relay) -> None:

@@ -45,6 +45,7 @@ class Taken(msgspec.Struct, frozen=True):
     place: int
     attempts: int
     age_ms: int
+    attempt: str
 
 
 class Jobs:
@@ -126,8 +127,10 @@ class Jobs:
         reply = await self._store.run(JOB_TAKE, self._upstreams.thing(upstream_of(id)), id, holder)
         if not reply:
             return None
-        state, order, place, attempts, age_ms = cast("list[bytes]", reply)
-        return Taken(JobState(state.decode()), _decode_order(order), int(place), int(attempts), int(age_ms))
+        state, order, place, attempts, age_ms, attempt = cast("list[bytes]", reply)
+        return Taken(
+            JobState(state.decode()), _decode_order(order), int(place), int(attempts), int(age_ms), attempt.decode()
+        )
 
     async def mark_sending(self, id: str, holder: str, attempt: str) -> int:
         """Write that a job is being sent; raises JobTaken if it is not ours to send."""

@@ -46,13 +46,14 @@ class End(NamedTuple):
 
 
 class Held:
-    """A job in our hands."""
+    """A job in our hands; `attempt` is what it is marked with before it is sent, however often the store must hear it."""
 
-    __slots__ = ("id", "marked", "task", "upstream")
+    __slots__ = ("attempt", "id", "marked", "task", "upstream")
 
     def __init__(self, upstream: str, id: str) -> None:
         self.upstream = upstream
         self.id = id
+        self.attempt = new_ulid()
         self.marked = False
         self.task: asyncio.Task[None] | None = None
 
@@ -223,14 +224,16 @@ class Runner:
             return None
         view = await self._upstreams.get(held.upstream)
         request = _request(view.policy, taken.order)
-        if taken.attempts >= PARK_AFTER:
-            return End(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
-        if taken.state is JobState.SENDING and not request.repeatable:
-            return End(JobState.UNKNOWN, "its relay died while sending it")
+        # A mark of our own tells nothing: whatever has us take a job again is raised where it may be sent (again).
+        if taken.attempt != held.attempt:
+            if taken.attempts >= PARK_AFTER:
+                return End(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
+            if taken.state is JobState.SENDING and not request.repeatable:
+                return End(JobState.UNKNOWN, "its relay died while sending it")
 
         async def mark() -> None:
             held.marked = True
-            await self._jobs.mark_sending(id, holder, new_ulid())
+            await self._jobs.mark_sending(id, holder, held.attempt)
 
         deadline = self._loop.time() + max(0, taken.order.wait_ms - taken.age_ms) / 1000
         try:
