@@ -24,6 +24,11 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
@@ -35,6 +40,11 @@ class WorkerProcess:
         """Pause, continue, stop or kill it."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    def wait(self, seconds: float = 15) -> int:
+        """Wait for its end and give its exit code."""
+        assert self._process is not None
+        return self._process.wait(seconds)
 
     def __enter__(self) -> Self:
         with (self.directory / "log").open("ab") as output:

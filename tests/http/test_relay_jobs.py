@@ -7,6 +7,8 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -14,8 +16,12 @@ import httpx2
 import pytest
 
 from headgate.relay.judge import SlidingLog
+from headgate.relay.model import JobState
 from headgate.relay.strict import Delays, StrictUpstream
+from headgate.sdk import Headgate
+from tests.faults.worker_process import WorkerProcess
 from tests.http.relays import RelayProcess
+from tests.store.relay_world import Patient, window
 from tests.topology import Topology, eventually
 
 
@@ -165,6 +171,46 @@ async def test_stopping_relay_finishes_what_it_has(server: Topology, name: str) 
             assert [answer.status_code for answer in answers] == [200] * 4
             assert upstream.refused == 0
         assert stopping.wait() == 0
+
+
+@pytest.mark.parametrize("kind", ["relay", "worker"])
+async def test_stopping_process_ends_the_job_it_sends_and_gives_back_the_one_that_waits(
+    server: Topology, name: str, prefix: str, kind: str
+) -> None:
+    stopping = RelayProcess(server.url, prefix=prefix) if kind == "relay" else WorkerProcess(server.url, prefix)
+    async with (
+        Patient().open() as upstream,
+        Headgate(server.url, prefix=prefix) as hg,
+    ):
+
+        async def in_line(count: int) -> bool:
+            return (await hg.relay.status(name)).waiting == count
+
+        await hg.relay.put_upstream(name, window(1, 60.0, base_url=upstream.url, timeout_seconds=30))
+        async with in_thread(stopping):
+            sending = await hg.relay.submit("POST", name, "/x", user="u1", content=b"b", deadline=600)
+            await eventually(lambda: upstream.arrived == 1)
+            waiting = await hg.relay.submit("POST", name, "/x", user="u1", content=b"b", deadline=600)
+            await eventually(partial(in_line, 1))
+            os.kill(stopping.pid, signal.SIGTERM)
+            await eventually(partial(in_line, 0))
+            upstream.answer.set()
+            assert await anyio.to_thread.run_sync(stopping.wait) == 0
+        assert (await hg.relay.job(sending)).state is JobState.DONE
+        assert (await hg.relay.job(waiting)).state is JobState.WAITING
+        status = await hg.relay.status(name)
+        assert (status.in_flight, status.cooling) == (0, 1)  # also of the permit the store was told
+        assert upstream.arrived == 1
+
+
+@asynccontextmanager
+async def in_thread(process: RelayProcess | WorkerProcess) -> AsyncIterator[None]:
+    """Start and end a process while this loop turns: what it talks to may live here."""
+    await anyio.to_thread.run_sync(process.__enter__)
+    try:
+        yield
+    finally:
+        await anyio.to_thread.run_sync(process.__exit__, None, None, None)
 
 
 async def test_stopping_relay_waits_no_longer_than_it_may(server: Topology, name: str) -> None:

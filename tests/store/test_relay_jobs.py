@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 
+from headgate.kit.life import run_jobs
+from headgate.relay import runner as runner_module
 from headgate.relay.model import JobState, Order
-from headgate.relay.relay import Relay
+from headgate.relay.relay import Relay, jobs
 from headgate.relay.runner import Runner
+from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings, open_store
 from tests.store.relay_world import PATIENT_MS, Patient, window
 from tests.topology import FaultyProxy, Topology, eventually
@@ -95,7 +99,7 @@ async def test_a_job_whose_mark_was_not_answered_is_sent_once_and_done(
 
         async def lost(id: str, holder: str, attempt: str) -> int:
             marks.append(attempt)
-            if len(marks) > 1:
+            if len(marks) != 2:  # the first has the server know the script
                 return await mark(id, holder, attempt)
             proxy.drop_replies()
             try:
@@ -106,11 +110,12 @@ async def test_a_job_whose_mark_was_not_answered_is_sent_once_and_done(
 
         monkeypatch.setattr(cut_off.jobs, "mark_sending", lost)
         async with running(cut_off.runner()):
-            id = await relay.jobs.submit("a", order())
-            await ended(relay, id)
+            for _ in range(2):
+                id = await relay.jobs.submit("a", order())
+                await ended(relay, id)
         view = await relay.jobs.get(id)
-        assert (view.state, view.attempts, len(marks)) == (JobState.DONE, 1, 2)
-        assert upstream.arrived == 1
+        assert (view.state, view.attempts, len(marks)) == (JobState.DONE, 1, 3)
+        assert upstream.arrived == 2
 
 
 async def test_a_job_that_another_relay_was_sending_is_unknown_although_we_know_it(relay: Relay) -> None:
@@ -136,3 +141,53 @@ async def test_a_runner_that_was_started_again_hears_of_jobs(relay: Relay) -> No
         async with running(runner):
             await eventually(listens)
         assert not listens()
+
+
+async def test_a_stopping_relay_ends_what_it_sends_and_gives_back_what_waits(
+    server: Topology, prefix: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "DEAD_MS", 3000)
+    monkeypatch.setattr(runner_module, "RECLAIM_SECONDS", 0.5)
+    async with Patient().open() as upstream, relay_on(server.url, prefix) as stopping:
+        await relay.upstreams.put("a", window(1, 1.0, base_url=upstream.url, timeout_seconds=30))
+        quiet = asyncio.Event()
+        run = asyncio.create_task(run_jobs(jobs(stopping), quiet))
+        sending = await relay.jobs.submit("a", order())
+        await eventually(lambda: upstream.arrived == 1)
+        waiting = await relay.jobs.submit("a", order())
+        await eventually(partial(in_line, relay, 1))
+        quiet.set()
+        await eventually(partial(in_line, relay, 0))  # it has left its line, and others may take it
+        late = await relay.jobs.submit("a", order())
+        async with running(relay.runner()):
+            await eventually(partial(in_line, relay, 2))  # of another runner, which had nothing to wait for
+            await asyncio.sleep(5)  # long after it would have missed us: it takes nothing from one that still sends
+            assert not run.done()
+            assert await in_state(relay, sending, JobState.SENDING)
+            upstream.answer.set()
+            await run
+            assert await in_state(relay, sending, JobState.DONE)
+            await until(relay, waiting, JobState.DONE)
+            await until(relay, late, JobState.DONE)
+        assert upstream.arrived == 3
+
+
+async def test_a_stopping_relay_waits_no_longer_than_it_may(server: Topology, prefix: str) -> None:
+    settings = RelaySettings(drain_seconds=0.1)
+    async with (
+        Patient().open() as upstream,
+        open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store,
+        Relay(store, settings) as relay,
+    ):
+        await relay.upstreams.put("a", window(1, 1.0, base_url=upstream.url, timeout_seconds=30))
+        runner = relay.runner()
+        async with running(runner) as run:
+            id = await relay.jobs.submit("a", order())
+            await eventually(lambda: upstream.arrived == 1)
+            runner.finish()
+            await run
+        assert await in_state(relay, id, JobState.SENDING)
+
+
+async def in_line(relay: Relay, count: int) -> bool:
+    return (await relay.upstreams.figures("a", "u1"))[0].waiting == count

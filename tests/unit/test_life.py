@@ -133,6 +133,41 @@ async def test_a_lifelong_job_is_cancelled_when_quiet_and_started_again_when_it_
     assert lives == ["begun", "begun", "ended"]
 
 
+async def test_a_lifelong_job_that_can_finish_is_asked_to_and_awaited() -> None:
+    quiet, asked = asyncio.Event(), asyncio.Event()
+    lives: list[str] = []
+
+    async def serve() -> None:
+        quiet.set()
+        try:
+            await asked.wait()
+            for _ in range(100):  # beats of the loop: as long as it likes
+                await asyncio.sleep(0)
+            lives.append("finished")
+        except asyncio.CancelledError:
+            lives.append("cancelled")
+            raise
+
+    async with asyncio.timeout(10):
+        await run_jobs([Job("serve", serve, finish=asked.set)], quiet)
+    assert lives == ["finished"]
+
+
+async def test_a_lifelong_job_that_does_not_finish_in_time_is_cancelled() -> None:
+    ended = asyncio.Event()
+
+    async def serve(life: Life) -> None:
+        life.end()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(10), Life(stop_seconds=0.05) as life:
+        await life.run(run_jobs([Job("serve", lambda: serve(life), finish=lambda: None)], life.quiet))
+    assert ended.is_set()
+
+
 async def test_a_failure_of_the_main_part_reaches_the_caller() -> None:
     async def fail() -> None:
         raise LookupError("nothing here")

@@ -54,6 +54,10 @@ async def open_relay(
         async with open_gateway(
             operations(feature), [feature.mount()], [presence], settings=edge, store=store
         ) as application:
+            # Jobs come to their end beside the requests, not after them.
+            stopping = asyncio.get_running_loop().create_future()
+            stopping.add_done_callback(lambda _: quiet.set())
+            application.stop.watch(stopping)
             try:
                 yield application
             finally:

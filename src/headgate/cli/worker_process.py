@@ -12,9 +12,12 @@ from headgate.cli.process import begin, listen_operations, store_trouble
 from headgate.cli.serve import assemble
 from headgate.cli.settings import read_settings
 from headgate.kit import traces
-from headgate.kit.life import Life, run_jobs
+from headgate.kit.life import STOP_SECONDS, Life, run_jobs
 from headgate.kit.operations import OperationsSettings
+from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings, open_store
+
+SPARE_SECONDS = 2.0
 
 log = structlog.get_logger()
 
@@ -23,7 +26,9 @@ async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Lea
     """Run promotion, sweeps, health checks and other due work; any number of workers may run."""
     configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
     begin(configuration, "worker", leash=leash)
-    async with Life() as life, local_store(configuration, life.end) as url:
+    # Jobs that are being sent have as long as in a relay to come to their end; everything else is quick.
+    stop_seconds = max(STOP_SECONDS, configuration[RelaySettings].drain_seconds + SPARE_SECONDS)
+    async with Life(stop_seconds) as life, local_store(configuration, life.end) as url:
         settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
         async with open_store(settings) as opened:
 

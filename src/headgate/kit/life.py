@@ -30,11 +30,15 @@ _STEP_SECONDS = metrics.histogram("headgate_job_step_seconds", "How long a step 
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Work done again and again: one step every so often, or (with 0) one coroutine for the life of the process."""
+    """Work done again and again: one step every so often, or (with 0) one coroutine for the life of the process.
+
+    `finish` asks a lifelong one to come to its end by itself; one without it is cancelled.
+    """
 
     name: str
     run: Callable[[], Awaitable[object]]
     every_seconds: float = 0.0
+    finish: Callable[[], None] | None = None
 
 
 class Life:
@@ -86,7 +90,7 @@ class Life:
 
 
 async def run_jobs(jobs: Sequence[Job], quiet: asyncio.Event) -> None:
-    """Run all jobs side by side until `quiet`; a step under way is finished, a lifelong one is cancelled."""
+    """Run all jobs side by side until `quiet`; a step under way is finished, a lifelong one finishes or is cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(quiet.wait())  # a process without jobs stays all the same
         for job in jobs:
@@ -107,6 +111,9 @@ async def _keep(job: Job, quiet: asyncio.Event) -> None:
         ended = asyncio.ensure_future(quiet.wait())
         try:
             await asyncio.wait((step, ended), return_when=asyncio.FIRST_COMPLETED)
+            if job.finish is not None and quiet.is_set():
+                job.finish()
+                await asyncio.wait((step,))
         finally:
             ended.cancel()
             step.cancel()

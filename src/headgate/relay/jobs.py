@@ -25,6 +25,7 @@ from headgate.store.link import Reply
 JOB_PUT = script(__package__, "job_put")
 JOB_TAKE = script(__package__, "job_take")
 JOB_SEND = script(__package__, "job_send")
+JOB_GIVE_BACK = script(__package__, "job_give_back")
 JOB_END = script(__package__, "job_end")
 JOB_SWEEP = script(__package__, "job_sweep")
 
@@ -136,6 +137,10 @@ class Jobs:
         """Write that a job is being sent; raises JobTaken if it is not ours to send."""
         thing = self._upstreams.thing(upstream_of(id))
         return cast("int", await self._store.run(JOB_SEND, thing, id, holder, attempt))
+
+    async def give_back(self, id: str, entry: str) -> None:
+        """Leave a job that was read by this entry, and is not being sent, to whoever reads next."""
+        await self._store.run(JOB_GIVE_BACK, self._upstreams.thing(upstream_of(id)), id, entry, GROUP)
 
     async def abandon(self, upstream: str) -> None:
         """End what waits for an upstream that was taken out of service; nobody would ever send it."""

@@ -52,7 +52,8 @@ class Relay:
 
 def jobs(relay: Relay) -> list[Job]:
     """List what a worker does for the relay."""
+    runner = relay.runner()
     return [
         Job("relay sweep", relay.sweep.step, every_seconds=1.0),
-        Job("relay jobs", relay.runner().run),
+        Job("relay jobs", runner.run, finish=runner.finish),
     ]

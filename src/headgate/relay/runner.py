@@ -2,11 +2,14 @@
 
 Before its first byte leaves, a job is marked as being sent. One whose sender died after that is sent again only if that
 does no harm; otherwise its honest end is `unknown`. One that has outlived several senders is parked.
+
+A runner that is to finish takes nothing new, gives back at once what waits, and lets what is being sent come to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -31,6 +34,7 @@ from headgate.store.link import Reply
 LOOK_SECONDS: Final = 1.0
 RECLAIM_SECONDS: Final = 5.0
 DEAD_MS: Final = 5_000
+SETTLE_SECONDS: Final = 1.0
 PARK_AFTER: Final = 3
 PAGE: Final = 100
 
@@ -48,10 +52,11 @@ class End(NamedTuple):
 class Held:
     """A job in our hands; `attempt` is what it is marked with before it is sent, however often the store must hear it."""
 
-    __slots__ = ("attempt", "id", "marked", "task", "upstream")
+    __slots__ = ("attempt", "entry", "id", "marked", "task", "upstream")
 
-    def __init__(self, upstream: str, id: str) -> None:
+    def __init__(self, upstream: str, entry: str, id: str) -> None:
         self.upstream = upstream
+        self.entry = entry
         self.id = id
         self.attempt = new_ulid()
         self.marked = False
@@ -77,23 +82,30 @@ class Runner:
         self._listening = ExitStack()
         self._heard: set[str] = set()
         self._reclaim_at = 0.0
+        self._finishing = False
+
+    def finish(self) -> None:
+        """Take nothing new; `run` ends when what is being sent has ended."""
+        self._finishing = True
+        self._look.set()
 
     async def run(self) -> None:
-        """Take and send jobs for as long as the process lives."""
+        """Take and send jobs until told to finish."""
         self._heard.clear()  # one that was started again listens anew
         with self._listening:
             async with asyncio.TaskGroup() as group:
-                while True:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_SECONDS):
-                            await self._look.wait()
-                    self._look.clear()
+                while not self._finishing:
                     try:
                         await self._round(group)
                     except Closed:
                         raise
                     except HeadgateError as error:
                         log.debug("jobs could not be looked at", error=error.detail)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_SECONDS):
+                            await self._look.wait()
+                    self._look.clear()
+                await self._drain()
 
     async def _round(self, group: asyncio.TaskGroup) -> None:
         reclaim = self._loop.time() >= self._reclaim_at
@@ -105,9 +117,11 @@ class Runner:
                 self._listening.enter_context(
                     self._store.hints.listen(self._upstreams.thing(view.name), "events", self._hear)
                 )
-            for id in [*(await self._orphans(view.name) if reclaim else ()), *await self._fresh(view.name)]:
+            if self._finishing:
+                return
+            for entry, id in [*(await self._orphans(view.name) if reclaim else ()), *await self._fresh(view.name)]:
                 if id not in self._held:
-                    held = self._held[id] = Held(view.name, id)
+                    held = self._held[id] = Held(view.name, entry, id)
                     held.task = group.create_task(self._keep(held))
                     held.task.add_done_callback(partial(self._let_go, id))
 
@@ -124,9 +138,9 @@ class Runner:
             if held is not None and held.task is not None and state == JobState.CANCELLED:
                 held.task.cancel()
 
-    async def _fresh(self, upstream: str) -> list[str]:
-        """Read jobs that nobody has read yet."""
-        room = min(PAGE, self._settings.held_jobs - len(self._held))
+    async def _fresh(self, upstream: str) -> list[tuple[str, str]]:
+        """Read jobs that nobody has read yet, each with its entry."""
+        room = 0 if self._finishing else min(PAGE, self._settings.held_jobs - len(self._held))
         thing = self._upstreams.thing(upstream)
         if not await self._store.read(thing, "EXISTS", thing.key("jobs")):
             return []
@@ -146,12 +160,12 @@ class Runner:
             )  # fmt: skip
             return []
         streams = cast("list[list[Reply]]", reply or [])
-        found = [id for stream in streams for _, id in entries_of(stream[1])]
+        found = [pair for stream in streams for pair in entries_of(stream[1])]
         if len(found) == room:
             self._look.set()
         return found
 
-    async def _orphans(self, upstream: str) -> list[str]:
+    async def _orphans(self, upstream: str) -> list[tuple[str, str]]:
         """Find jobs whose reader is dead, or that are ours and were lost on the way to us; claim them."""
         thing = self._upstreams.thing(upstream)
         if not await self._store.read(thing, "EXISTS", thing.key("jobs")):
@@ -162,7 +176,7 @@ class Runner:
             if _no_group(error):
                 return []
             raise
-        found: list[str] = []
+        found: list[tuple[str, str]] = []
         for consumer in cast("list[list[Reply]]", reply):
             facts = dict(zip(cast("list[bytes]", consumer[::2]), consumer[1::2], strict=True))
             name, pending = cast("bytes", facts[b"name"]), cast("int", facts[b"pending"])
@@ -184,8 +198,34 @@ class Runner:
                 claimed = await self._store.write(
                     thing, "XCLAIM", thing.key("jobs"), GROUP, self._permits.process, 0, *entries, again=True
                 )
-                found += [id for _, id in entries_of(claimed)]
+                found += entries_of(claimed)
         return found
+
+    async def _drain(self) -> None:
+        """Give back what is not being sent, and let the rest end within the time that a stopping relay has."""
+        limit = self._loop.time() + self._settings.drain_seconds
+        waiting = [held for held in self._held.values() if not held.marked]
+        await _cancelled(waiting)
+        await asyncio.gather(*(self._give_back(held) for held in waiting))
+        while self._held and (left := limit - self._loop.time()) > 0:
+            await asyncio.wait(_tasks(self._held.values()), timeout=min(LOOK_SECONDS, left))
+            for upstream in {held.upstream for held in self._held.values()}:
+                try:
+                    await self._fresh(upstream)  # only to be seen: others would take what we are sending
+                except Closed:
+                    raise
+                except HeadgateError as error:
+                    log.debug("no sign of life could be given", upstream=upstream, error=error.detail)
+        await _cancelled([*self._held.values()])
+        await self._permits.settled(SETTLE_SECONDS)
+
+    async def _give_back(self, held: Held) -> None:
+        try:
+            await self._jobs.give_back(held.id, held.entry)
+        except Closed:
+            raise
+        except (HeadgateError, ServerError) as error:  # others find it when they miss us
+            log.info("a job could not be given back", job=held.id, error=str(error))
 
     async def _keep(self, held: Held) -> None:
         """See one job through to an end; whatever goes wrong with it, the others go on."""
@@ -265,6 +305,18 @@ class Runner:
                 await asyncio.sleep(0.25)
             except (JobTaken, JobSending):
                 return
+
+
+def _tasks(jobs: Iterable[Held]) -> list[asyncio.Task[None]]:
+    return [held.task for held in jobs if held.task is not None]
+
+
+async def _cancelled(jobs: Sequence[Held]) -> None:
+    tasks = _tasks(jobs)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 def _no_group(error: HeadgateError) -> bool:
