@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from headgate.kit.ids import member_id
-from headgate.kit.problems import TooLarge
+from headgate.kit.problems import DeadlineExceeded, TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
 from headgate.relay.forward import Request
 from headgate.relay.headers import Headers, pause_of, target_of, written_headers
@@ -238,13 +238,24 @@ class StoreRelay(Relay):
 
     async def _acquire(self, upstream: str, user: str, permits: int, wait: float | None) -> tuple[HeldPermit, float]:
         view = await self._feature.upstreams.get(upstream)
-        limit = asyncio.get_running_loop().time() + (view.policy.deadline_seconds if wait is None else wait)
-        permit = await self._feature.permits.acquire(
-            upstream, view.policy, member_id(user, "user"), deadline=limit, units=permits
-        )
-        permit.sending()
-        held = HeldPermit(permit.id, permit.position, round(permit.waited * 1000), permit)
-        return held, permit.lease_at - view.policy.delivery_seconds
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + (view.policy.deadline_seconds if wait is None else wait)
+        position, waited, place = -1, 0.0, 0
+        while True:
+            permit = await self._feature.permits.acquire(
+                upstream, view.policy, member_id(user, "user"), deadline=limit, units=permits, place=place
+            )
+            position = permit.position if position < 0 else position
+            waited, place = waited + permit.waited, permit.place
+            try:
+                permit.sending()
+            except PermitExpired:  # the store's answer was too long on its way
+                permit.give_back()
+                if loop.time() >= limit:
+                    raise DeadlineExceeded("Its permit came too late to be used before your deadline.") from None
+                continue
+            held = HeldPermit(permit.id, position, round(waited * 1000), permit)
+            return held, permit.lease_at - view.policy.delivery_seconds
 
     async def _settle(self, upstream: str, user: str, held: HeldPermit, outcome: Outcome, age_seconds: float) -> None:
         assert held.own is not None
