@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from headgate.kit.problems import DeadlineExceeded
+from headgate.kit.underway import Underway
 from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers
 from headgate.relay.model import Outcome, Upstream, UpstreamView
 from headgate.relay.outgoing import Connection, Pool, write_head
@@ -93,10 +94,15 @@ class Forwarder:
         self._secrets = settings.secrets_by_name()
         self._refused = [ipaddress.ip_network(text) for text in settings.refused_networks]
         self._pools: dict[str, Pool] = {}
+        self._underway = Underway()
         self._loop = asyncio.get_running_loop()
 
+    async def over(self, seconds: float) -> None:
+        """Wait until every request has ended, or so long."""
+        await self._underway.over(seconds)
+
     def close(self) -> None:
-        """End the connections that rest."""
+        """End the connections that rest, and those in use when their requests have ended."""
         for pool in self._pools.values():
             pool.close()
 
@@ -106,6 +112,14 @@ class Forwarder:
         before: Before | None = None,
     ) -> AsyncIterator[Answer]:  # fmt: skip
         """Wait, send, and give the answer; inside the block its body is read."""
+        with self._underway:
+            async with self._forward(view, request, deadline, place, most, before) as answer:
+                yield answer
+
+    @asynccontextmanager
+    async def _forward(
+        self, view: UpstreamView, request: Request, deadline: float, place: int, most: int | None, before: Before | None
+    ) -> AsyncIterator[Answer]:
         policy = view.policy
         position, waited, attempts = -1, 0.0, 0
         while True:

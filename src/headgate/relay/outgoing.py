@@ -258,6 +258,7 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._room = asyncio.Semaphore(policy.max_connections)
         self._loop = asyncio.get_running_loop()
+        self._closed = False
 
     async def take(self, seconds: float) -> Connection:
         """Give a connection; one that rested too long is not trusted. PermitExpired: all are in use for so long."""
@@ -283,14 +284,15 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next request if it can be, else end it."""
         self._room.release()
-        if connection.reusable:
+        if connection.reusable and not self._closed:
             connection.rest()
             self._idle.append(connection)
         else:
             connection.close()
 
     def close(self) -> None:
-        """End all that rest."""
+        """End all that rest, and from now on each that is given back."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 

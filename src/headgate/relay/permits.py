@@ -127,12 +127,19 @@ class Permits:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close(self._loop.time() + CLOSE_SECONDS)
+
+    def refuse(self) -> None:
+        """Tell whoever asks or waits that this client closes."""
         self._closing = True
         for site in self._sites.values():
             site.lines.call_all()
-        limit = self._loop.time() + CLOSE_SECONDS
-        await self._asking.over(CLOSE_SECONDS)
-        await self.settled(limit - self._loop.time())  # whoever left a line has the store hear of it
+
+    async def close(self, limit: float) -> None:
+        """Refuse everybody, and let the store hear of every permit and of whoever left a line, until then."""
+        self.refuse()
+        await self._asking.over(limit - self._loop.time())
+        await self.settled(limit - self._loop.time())
         if self._beat is not None:
             self._beat.cancel()
         self._listening.close()
@@ -212,6 +219,8 @@ class Permits:
                 return cast("list[Reply]", reply)
             except UpstreamUnknown:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
+            except Closed:
+                raise
             except StoreUnavailable:
                 if self._loop.time() + STORE_PAUSE >= deadline:
                     raise
@@ -270,7 +279,7 @@ class Permits:
         while self._loop.time() < permit.lease_at or outcome is Outcome.ANSWERED:
             # The loop's clock may count whole milliseconds: the answer is never taken for older than it is.
             age_ms = max(0, int((self._loop.time() - answered) * 1000) - 1)
-            with suppress(StoreUnavailable):
+            try:
                 reply = cast(
                     "list[Reply]",
                     await self._run(COMPLETE, site, permit.user, permit.user, permit.id, outcome, age_ms, late_ms,
@@ -278,15 +287,21 @@ class Permits:
                 )  # fmt: skip
                 site.learn(reply[0], reply[1])
                 return
-            await asyncio.sleep(STORE_PAUSE)
+            except Closed:
+                raise
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_PAUSE)
 
     async def _cancel(self, site: Site[Permit], policy: Upstream, user: str, waiter: str) -> None:
         limit = self._loop.time() + policy.lease_ms / 1000
         while self._loop.time() < limit:
-            with suppress(StoreUnavailable):
+            try:
                 await self._run(CANCEL, site, user, user, waiter, policy.lease_ms)
                 return
-            await asyncio.sleep(STORE_PAUSE)
+            except Closed:
+                raise
+            except StoreUnavailable:
+                await asyncio.sleep(STORE_PAUSE)
 
     async def _run(
         self, what: Script, site: Site[Permit], user: str, *args: Arg, deadline: float | None = None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from headgate.kit.http import Access, Mount
 from headgate.kit.life import Job
 from headgate.relay.forward import Forwarder
 from headgate.relay.jobs import Jobs
-from headgate.relay.permits import Permits
+from headgate.relay.permits import CLOSE_SECONDS, Permits
 from headgate.relay.proxy import Proxy
 from headgate.relay.runner import Runner
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
+
+REQUEST_SECONDS: Final = 4.0  # for requests on their way when it closes; the rest of CLOSE_SECONDS is to tell of them
 
 
 class Relay:
@@ -37,8 +40,11 @@ class Relay:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        limit = asyncio.get_running_loop().time() + CLOSE_SECONDS
+        self.permits.refuse()
+        await self.forwarder.over(REQUEST_SECONDS)
         self.forwarder.close()
-        await self.permits.__aexit__(kind, error, trace)
+        await self.permits.close(limit)
 
     def mount(self) -> Mount:
         """Give the proxy as an application to be served."""

@@ -10,7 +10,7 @@ from typing import Final, cast
 import msgspec
 import structlog
 
-from headgate.kit.problems import OutcomeUnknown, StoreUnavailable
+from headgate.kit.problems import Closed, OutcomeUnknown, StoreUnavailable
 from headgate.relay.census import Census
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
 from headgate.relay.problems import UpstreamUnknown
@@ -69,6 +69,8 @@ class Upstreams:
         thing = self.thing(name)
         try:
             reply = await self._store.read(thing, "HMGET", thing.key("policy"), "document", "version", "gone")
+        except Closed:
+            raise
         except StoreUnavailable:
             if known is None or fresh:
                 raise

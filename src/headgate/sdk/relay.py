@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from headgate.kit.ids import member_id
-from headgate.kit.problems import DeadlineExceeded, TooLarge
+from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
 from headgate.relay.forward import Request
 from headgate.relay.headers import Headers, pause_of, target_of, written_headers
@@ -98,14 +98,16 @@ class Relay(ABC):
             async with scope:
                 yield held
         except TimeoutError as error:
-            await self._settle(upstream, user, held, held.outcome or Outcome.LOST, 0.0)
+            with suppress(HeadgateError):  # the block's own word is worth more; what is not told ends with the lease
+                await self._settle(upstream, user, held, held.outcome or Outcome.LOST, 0.0)
             if scope.expired():
                 raise PermitExpired("The permit ended before the block did; the call may have been made.") from error
             raise
         except BaseException:
             answered = held.answered_at is not None
             outcome = held.outcome or (Outcome.ENDED if answered else Outcome.LOST)
-            await asyncio.shield(self._settle(upstream, user, held, outcome, _age(held, loop)))
+            with suppress(HeadgateError):
+                await asyncio.shield(self._settle(upstream, user, held, outcome, _age(held, loop)))
             raise
         await asyncio.shield(self._settle(upstream, user, held, held.outcome or Outcome.ENDED, _age(held, loop)))
 
@@ -262,6 +264,8 @@ class StoreRelay(Relay):
         told = held.own.settle(outcome, age_seconds=age_seconds, pause_seconds=held.pause_seconds)
         if told is not None:
             await asyncio.wait((told,))
+            if told.cancelled() or isinstance(told.exception(), Closed):
+                raise Closed
 
 
 class HttpRelay(Relay):
