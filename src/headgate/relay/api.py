@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from headgate.kit.conditional import expected_version
-from headgate.kit.http import Access, Answer, Call, Operation, Wire
+from headgate.kit.http import Access, Answer, Call, ClientGone, Operation, Stopping, Wire
 from headgate.kit.ids import member_id
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
 from headgate.relay.jobs import upstream_of
@@ -21,6 +21,7 @@ from headgate.relay.model import (
     UpstreamView,
     upstream_name,
 )
+from headgate.relay.permits import Permit
 from headgate.relay.problems import CostTooHigh, JobSending, JobUnknown, LineFull, UpstreamUnknown
 from headgate.relay.relay import Relay
 
@@ -117,9 +118,24 @@ class Routes:
         user = member_id(asked.user, "user")
         loop = asyncio.get_running_loop()
         wait = view.policy.deadline_seconds if asked.wait_seconds is None else asked.wait_seconds
-        permit = await call.attend(
-            self._relay.permits.acquire(view.name, view.policy, user, deadline=loop.time() + wait, units=asked.permits)
-        )
+        granted: list[Permit] = []
+
+        async def ask() -> None:
+            granted.append(
+                await self._relay.permits.acquire(
+                    view.name, view.policy, user, deadline=loop.time() + wait, units=asked.permits
+                )
+            )
+
+        try:
+            await call.attend(ask())
+            if call.departure().done():  # just when it was granted: nobody would use it, or tell of it
+                raise Stopping(retry_after=1) if call.stop.raised else ClientGone()
+        except BaseException:
+            for permit in granted:
+                permit.give_back()
+            raise
+        permit = granted[0]
         permit.hand_over()
         return PermitAnswer(
             permit=permit.id,
