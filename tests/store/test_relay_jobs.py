@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
+import structlog
 
 from headgate.kit.life import run_jobs
 from headgate.relay import runner as runner_module
@@ -128,6 +129,22 @@ async def test_a_job_that_another_relay_was_sending_is_unknown_although_we_know_
     async with running(relay.runner()):
         await ended(relay, id)
     assert await in_state(relay, id, JobState.UNKNOWN)
+
+
+async def test_a_look_that_fails_ends_no_job_that_is_being_sent(relay: Relay) -> None:
+    async with Patient().open() as upstream:
+        await relay.upstreams.put("a", window(10, 0.5, base_url=upstream.url, timeout_seconds=30))
+        async with running(relay.runner()) as runner:
+            id = await relay.jobs.submit("a", order())
+            await eventually(lambda: upstream.arrived == 1)
+            await relay.upstreams.put("b", window(10, 0.5))
+            thing = relay.upstreams.thing("b")
+            with structlog.testing.capture_logs() as lines:
+                await relay.store.write(thing, "HSET", thing.key("policy"), "document", "not a policy", again=True)
+                await eventually(lambda: [line for line in lines if line["event"] == "jobs could not be looked at"])
+            assert not runner.done()
+            upstream.answer.set()
+            await until(relay, id, JobState.DONE)
 
 
 async def test_a_runner_that_was_started_again_hears_of_jobs(relay: Relay) -> None:

@@ -101,6 +101,8 @@ class Runner:
                         raise
                     except HeadgateError as error:
                         log.debug("jobs could not be looked at", error=error.detail)
+                    except Exception:  # a look that fails must not end what is being sent
+                        log.exception("jobs could not be looked at")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_SECONDS):
                             await self._look.wait()
