@@ -154,13 +154,15 @@ async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate
         mode = hg.registry._mode
         register, started = mode.register, asyncio.Event()
 
-        async def late(record: Record) -> Any:
+        async def late(record: Record, nonce: str, registration: int | None) -> Any:
             await asyncio.sleep(0.3)
-            return await register(record)
+            return await register(record, nonce, registration)
 
-        async def slow(record: Record) -> Any:
+        async def slow(record: Record, nonce: str, registration: int | None) -> Any:
             started.set()
-            return await asyncio.shield(asyncio.ensure_future(late(record)))  # what is sent arrives, whoever gives up
+            return await asyncio.shield(
+                asyncio.ensure_future(late(record, nonce, registration))
+            )  # what is sent arrives, whoever gives up
 
         mode.register = slow  # type: ignore[method-assign]
         hg.registry.start_auto_heartbeat(made.instance_id)

@@ -117,6 +117,40 @@ async def test_an_older_registration_may_neither_beat_nor_remove(registry: Regis
     assert await ids(registry) == ["a"]
 
 
+async def test_a_registration_repeated_with_its_nonce_is_the_same(registry: Registry) -> None:
+    first = await registry.register(NS, record("a"), nonce="attempt-1")
+    again = await registry.register(NS, record("a"), nonce="attempt-1", registration=0)
+    assert (again.registration, again.revision) == (first.registration, first.revision)
+
+
+async def test_one_that_comes_back_is_refused_if_another_has_its_id(registry: Registry, clock: StoppedClock) -> None:
+    first = await add(registry, "a")
+    await registry.remove(NS, "game", "kr-1", "a")
+    back = await registry.register(NS, record("a"), nonce="attempt-1", registration=first.registration)
+    assert back.registration > first.registration
+    later = await add(registry, "a", hostname="later", ttl_seconds=5)
+    with pytest.raises(Superseded):
+        await registry.register(NS, record("a"), nonce="attempt-1", registration=first.registration)
+    assert await beat(registry, "a", registration=later.registration) == later.registration
+    clock.set(6_000)
+    alone = await registry.register(NS, record("a"), nonce="attempt-1", registration=first.registration)
+    assert alone.registration > later.registration, "nobody has it any more"
+
+
+async def test_a_nonce_takes_out_what_it_registered_and_nobody_else(registry: Registry) -> None:
+    old = await add(registry, "a")
+    await registry.register(NS, record("a"), nonce="attempt-1")
+    assert not await registry.remove(NS, "game", "kr-1", "a", nonce="attempt-0")
+    assert await registry.locate(NS, "a") == ("game", "kr-1")
+    with pytest.raises(Superseded):
+        await registry.remove(NS, "game", "kr-1", "a", registration=old.registration, nonce="attempt-0")
+    assert await ids(registry) == ["a"]
+    assert await registry.remove(NS, "game", "kr-1", "a", registration=old.registration, nonce="attempt-1")
+    await registry.register(NS, record("a"), nonce="attempt-2")
+    assert await registry.remove(NS, "game", "kr-1", "a", nonce="attempt-2")
+    assert await ids(registry) == []
+
+
 async def test_heartbeats_and_metrics_make_no_revision_and_metadata_does(registry: Registry, game: Thing) -> None:
     made = await add(registry, "a", metadata={"v": 1})
     await beat(registry, "a")

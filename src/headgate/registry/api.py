@@ -41,6 +41,8 @@ MOST_BODY: Final = 131_072
 MOST_BATCH_BODY: Final = 4_194_304
 MOST_BEATS: Final = 1000
 
+Nonce = Annotated[str, Meta(pattern="^[0-9A-Za-z_-]{8,64}$")]
+
 
 class Heartbeat(Wire, frozen=True):
     """A heartbeat; what is present says how much it renews."""
@@ -98,6 +100,19 @@ class Place(Wire, frozen=True):
     type: str | None = None
     group: str | None = None
     registration: int | None = None
+
+
+class RegisterQuery(Wire, frozen=True):
+    """What makes a registration the same when it is repeated, and the number of one that comes back."""
+
+    nonce: Nonce | None = None
+    registration: int | None = None
+
+
+class RemoveQuery(Place, frozen=True):
+    """Which instance, and the nonce of a registration whose answer was lost."""
+
+    nonce: Nonce | None = None
 
 
 class WatchQuery(Wire, frozen=True):
@@ -165,7 +180,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
     return [
         route(
             "POST", "/sd/v1/instances", api.register, "Register an instance", Access.SERVICE,
-            body=Record, answer=Registered, errors=(Evicted, ServiceFull),
+            query=RegisterQuery, body=Record, answer=Registered, errors=(Evicted, ServiceFull, Superseded),
         ),
         route(
             "POST", f"{one}/heartbeat", api.heartbeat, "Renew an instance's lease", Access.SERVICE,
@@ -181,7 +196,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
             headers={"If-None-Match": "The ETag you have: 304 while the same instances are there."},
         ),
         route(
-            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=Place, errors=(Superseded,),
+            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=RemoveQuery, errors=(Superseded,),
         ),
         route(
             "PATCH", one, api.override, "Override what an instance says of itself", Access.SERVICE,
@@ -218,7 +233,10 @@ class _Api:
         self._prober = prober
 
     async def register(self, call: Call) -> Registered:
-        return await self._registry.register(call.namespace, call.body)
+        query: RegisterQuery = call.query
+        return await self._registry.register(
+            call.namespace, call.body, nonce=query.nonce, registration=query.registration
+        )
 
     async def heartbeat(self, call: Call) -> Renewed:
         beat: Heartbeat = call.body or Heartbeat()
@@ -293,8 +311,9 @@ class _Api:
             type_, group = await self._place(call)
         except UnknownInstance:
             return  # already gone, as was asked
+        query: RemoveQuery = call.query
         await self._registry.remove(
-            call.namespace, type_, group, call.path["instanceId"], registration=call.query.registration
+            call.namespace, type_, group, call.path["instanceId"], registration=query.registration, nonce=query.nonce
         )
 
     async def override(self, call: Call) -> Instance:

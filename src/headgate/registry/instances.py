@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import Sequence
 from time import monotonic
 from typing import Final, cast
@@ -28,6 +27,7 @@ from headgate.registry.model import (
     ServiceSummary,
     UnknownInstance,
     check_json,
+    new_nonce,
 )  # fmt: skip
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.views import Look, kept, read_view
@@ -94,13 +94,19 @@ class Registry:
             self._things[key] = thing
         return thing
 
-    async def register(self, namespace: str, record: Record) -> Registered:
-        """Register an instance, or replace the one that has its id."""
-        return await self._write(namespace, record, "register", None)
+    async def register(
+        self, namespace: str, record: Record, *, nonce: str | None = None, registration: int | None = None
+    ) -> Registered:
+        """Register an instance, or replace the one that has its id.
+
+        Asked again with the same nonce, it is the same registration. One that comes back gives the number it had, and is
+        refused if another has registered under its id since.
+        """
+        return await self._write(namespace, record, "register", registration, nonce)
 
     async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
         """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it."""
-        return await self._write(namespace, record, "renew", registration)
+        return await self._write(namespace, record, "renew", registration, None)
 
     async def heartbeat(self, namespace: str, type: str, group: str, beat: Beat) -> int:
         """Renew an instance's lease with what the beat brings; give its registration number."""
@@ -146,10 +152,15 @@ class Registry:
         instance_id: str,
         *,
         registration: int | None = None,
+        nonce: str | None = None,
         reason: str = "removed",
         evict_seconds: float = 0,
     ) -> bool:
-        """Take an instance out; False if it was not there. With a time, it may not come back until then."""
+        """Take an instance out; False if it was not there. With a time, it may not come back until then.
+
+        With a registration, whoever registered later is not taken out (Superseded); with a nonce alone, nobody but whom that
+        attempt has registered.
+        """
         thing = self.service(namespace, type, group)
         if evict_seconds:
             await self._note(thing, anew=True)
@@ -163,11 +174,13 @@ class Registry:
                 int(self.settings.override_seconds * 1000),
                 member_id(instance_id, "instanceId"),
                 "" if registration is None else registration,
+                nonce or "",
                 reason,
                 int(evict_seconds * 1000),
             ),
         )
-        await self.directory.forget(namespace, thing.name, [instance_id])
+        if nonce is None or reply[1] == 1:  # else it may be another's
+            await self.directory.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
 
     async def override(
@@ -253,7 +266,9 @@ class Registry:
         found = await asyncio.gather(*(summary(thing) for thing in await self.index.list(namespace)))
         return [each for each in found if each.instances]
 
-    async def _write(self, namespace: str, record: Record, mode: str, registration: int | None) -> Registered:
+    async def _write(
+        self, namespace: str, record: Record, mode: str, registration: int | None, nonce: str | None
+    ) -> Registered:
         record = record.checked()
         thing = self.service(namespace, record.type, record.group)
         await self._note(thing, anew=True)
@@ -261,11 +276,13 @@ class Registry:
             await self.checks.put(thing, SWEEP_IN_MS)
         noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
         try:
-            return await self._register(thing, record, mode, registration)
+            return await self._register(thing, record, mode, registration, nonce or new_nonce())
         finally:
             await noting
 
-    async def _register(self, thing: Thing, record: Record, mode: str, registration: int | None) -> Registered:
+    async def _register(
+        self, thing: Thing, record: Record, mode: str, registration: int | None, nonce: str
+    ) -> Registered:
         ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
         interval_ms = record.check.interval_seconds * 1000 if record.check else 0
         try:
@@ -274,7 +291,7 @@ class Registry:
                 record.instance_id,
                 mode,
                 "" if registration is None else registration,
-                secrets.token_hex(8),
+                nonce,
                 int(ttl_seconds * 1000),
                 int(record.ephemeral),
                 int(record.healthy),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
@@ -181,6 +182,11 @@ class Registered(msgspec.Struct, frozen=True, rename="camel"):
     revision: int
     registration: int
     ttl_seconds: float
+
+
+def new_nonce() -> str:
+    """Name an attempt to register, so that repeating it is the same registration."""
+    return secrets.token_hex(8)
 
 
 class Beat(msgspec.Struct, frozen=True):

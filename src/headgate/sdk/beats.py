@@ -1,4 +1,9 @@
-"""Heartbeats that run by themselves, and bring an instance back after any loss with its latest record."""
+"""Heartbeats that run by themselves, and bring an instance back after any loss with its latest record.
+
+A registration whose answer was lost may have given us a new number, under which the old one is superseded: by ourselves. So it is
+repeated, with the same nonce, before the next beat: the registry gives the same answer again, or says that somebody else has
+registered since. One whose caller has left, or failed, is taken out again if it was the first under its id.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,26 @@ from typing import Final
 import msgspec
 import structlog
 
-from headgate.kit.problems import HeadgateError
-from headgate.registry.model import Beat, Evicted, Json, Record, Registered, Superseded, UnknownInstance
+from headgate.kit.problems import Closed, HeadgateError
+from headgate.registry.model import (
+    Beat,
+    Evicted,
+    Json,
+    Record,
+    Registered,
+    ServiceFull,
+    Superseded,
+    UnknownInstance,
+    new_nonce,
+)
+from headgate.sdk.aside import Aside
 from headgate.sdk.registry_modes import Mode, Place
 
 JITTER: Final = 0.1
 RETRY_SECONDS: Final = 1.0
 EVICTED_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 3.0
+LEASE_SECONDS: Final = 30.0
 
 log = structlog.get_logger()
 
@@ -30,6 +48,7 @@ class Own:
         self.superseded = False
         self.gone = False
         self.figures = figures
+        self.nonce: str | None = None  # of a registration whose outcome is not known yet
         self.coming_back: asyncio.Task[Registered] | None = None
         self._metrics: Json | None = None
         self._metadata: Json | None = None
@@ -79,6 +98,24 @@ class Beats:
         self._interval = interval
         self._own: dict[str, Own] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._aside = Aside()
+        self._closed = False
+
+    async def register(self, record: Record, figures: Callable[[], Json] | None = None) -> Registered:
+        """Register an instance; one that was registered before under this id keeps beating with the new record."""
+        own = self._own.get(record.instance_id)
+        if own is not None:
+            return await self._register_anew(own, record, figures)
+        nonce = new_nonce()
+        registering = self._aside.start(self._mode.register(record, nonce, None))
+        try:
+            made = await asyncio.shield(registering)
+        except BaseException as error:
+            if not isinstance(error, HeadgateError) or error.status >= 500:
+                self._aside.start(self._withdraw(record, nonce, registering))
+            raise
+        self.add(Own(record, made.registration, figures))
+        return made
 
     def add(self, own: Own) -> None:
         """Take an instance in; one that was registered before under this id keeps beating with the new record."""
@@ -106,7 +143,13 @@ class Beats:
         tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Beat no more for anybody; what was begun has a moment to end."""
+        await self.stop(None)
+        await self._aside.close(CLOSE_SECONDS)
 
     async def forget(self, instance_id: str) -> Own | None:
         """Let an instance go: a beat that is under way does not bring it back."""
@@ -116,13 +159,12 @@ class Beats:
         await self.stop(instance_id)
         if own is not None and own.coming_back is not None:
             # It may have been sent: whoever removes it now must come after it.
-            (made,) = await asyncio.gather(own.coming_back, return_exceptions=True)
-            if isinstance(made, Registered):
-                own.registration = max(own.registration, made.registration)
+            await asyncio.wait((own.coming_back,))
         return own
 
     async def beat(self, own: Own, *, come_back: bool) -> None:
         """Beat once; with `come_back`, an instance that the registry does not know is registered again."""
+        await self.settle(own)
         beat = own.next_beat()
         try:
             await self._mode.heartbeat(own.place, beat)
@@ -131,10 +173,65 @@ class Beats:
                 raise
             # Everybody hears of a loss at once; each comes back at a moment of its own.
             await asyncio.sleep(random.uniform(0, self._interval / 2))
-            log.info("registering again", instance=own.record.instance_id, type=own.record.type)
-            own.coming_back = asyncio.get_running_loop().create_task(self._mode.register(own.record))
-            own.registration = (await asyncio.shield(own.coming_back)).registration
+            if own.registration == beat.registration:
+                await self.come_back(own)
+        except Superseded:
+            if own.nonce is None and own.registration == beat.registration:
+                raise
+            # By ourselves: we have registered again while this beat was on its way.
+            await self.beat(own, come_back=come_back)
+            return
         own.arrived(beat)
+
+    async def come_back(self, own: Own) -> None:
+        """Register an instance again that the registry has lost; raises Superseded if another has taken its id since."""
+        log.info("registering again", instance=own.record.instance_id, type=own.record.type)
+        own.nonce = own.nonce or new_nonce()
+        await self.settle(own)
+
+    async def settle(self, own: Own) -> None:
+        """Learn how a registration ended whose answer has not come: wait for it, or repeat it."""
+        if own.nonce is not None and not own.gone:
+            if own.coming_back is None or own.coming_back.done():
+                own.coming_back = self._aside.start(self._register(own, own.nonce))
+            await asyncio.shield(own.coming_back)
+
+    async def _register_anew(self, own: Own, record: Record, figures: Callable[[], Json] | None) -> Registered:
+        while own.coming_back is not None and not own.coming_back.done():
+            await asyncio.wait((own.coming_back,))
+        if own.gone:
+            return await self.register(record, figures)
+        own.nonce = new_nonce()
+        own.coming_back = self._aside.start(self._register(own, own.nonce, record))
+        return await asyncio.shield(own.coming_back)
+
+    async def _register(self, own: Own, nonce: str, record: Record | None = None) -> Registered:
+        """Register an instance of ours again, with another record in the place of whoever is there, or as it was."""
+        try:
+            made = await self._mode.register(record or own.record, nonce, None if record else own.registration)
+        except (Superseded, Evicted, ServiceFull):
+            own.nonce = None
+            raise
+        # Here and not where it is awaited: whoever awaits it may have left.
+        own.nonce, own.registration, own.superseded = None, made.registration, False
+        if record is not None:
+            own.record = record
+        return made
+
+    async def _withdraw(self, record: Record, nonce: str, registering: asyncio.Task[Registered]) -> None:
+        """Take out what may have been registered for a caller who does not know of it; after a lease it is gone by itself."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + (record.ttl_seconds or LEASE_SECONDS)
+        await asyncio.wait((registering,))
+        while loop.time() < limit:
+            try:
+                await self._mode.remove((record.type, record.group), record.instance_id, None, nonce)
+                return
+            except Closed:
+                return
+            except HeadgateError as error:
+                log.debug("could not leave yet", instance=record.instance_id, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
     async def _keep_beating(self, own: Own) -> None:
         pause = random.uniform(0.5, 1.0) * self._interval
@@ -150,6 +247,8 @@ class Beats:
             except Evicted as error:
                 log.warning("evicted", instance=own.record.instance_id, detail=error.detail)
                 pause = max(EVICTED_SECONDS, pause)
+            except Closed:
+                return
             except HeadgateError as error:
                 log.debug("heartbeat failed", instance=own.record.instance_id, error=str(error))
                 pause = min(pause, RETRY_SECONDS * random.uniform(0.5, 1.5))

@@ -31,7 +31,8 @@ class SeatRegistration:
                     await self._registry.heartbeat(offer.instance_id, metrics=metrics, healthy=healthy)
                     return True
                 except UnknownInstance:
-                    log.info("registering again", instance=offer.instance_id, type=self._record.type)
+                    await self._registry.come_back(offer.instance_id)
+                    return True
             record = msgspec.structs.replace(
                 self._record,
                 instance_id=offer.instance_id,
@@ -48,5 +49,7 @@ class SeatRegistration:
         return True
 
     async def leave(self, offer: Offer) -> None:
-        """Take the registration out."""
+        """Take the registration out, if there is one."""
+        if not self._registered:
+            return
         await self._registry.remove(offer.instance_id, self._record.type, self._record.group)

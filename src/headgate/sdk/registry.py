@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -21,6 +21,7 @@ from headgate.registry.model import (
     Beat,
     Change,
     Check,
+    Evicted,
     Instance,
     Json,
     Listing,
@@ -34,7 +35,7 @@ from headgate.registry.model import (
     as_sent,
 )
 from headgate.registry.settings import RegistrySettings
-from headgate.sdk.beats import Beats, Own
+from headgate.sdk.beats import Beats
 from headgate.sdk.http import Http
 from headgate.sdk.listeners import Listener
 from headgate.sdk.registry_modes import Gone, Happening, HttpMode, Listed, Marked, Mode, Place, Put, StoreMode
@@ -124,9 +125,7 @@ class Registry:
         if given.ttl_seconds is None:
             given = msgspec.structs.replace(given, ttl_seconds=self._ttl_seconds)
         given = as_sent(given).checked()
-        registered = await self._mode.register(given)
-        self._beats.add(Own(given, registered.registration, load_figures if collect_system else None))
-        return registered
+        return await self._beats.register(given, load_figures if collect_system else None)
 
     async def heartbeat(
         self,
@@ -146,6 +145,16 @@ class Registry:
         own.update(figures, metadata, healthy)
         await self._beats.beat(own, come_back=False)
 
+    async def come_back(self, instance_id: str) -> None:
+        """Register an instance of ours again, with its latest record, that the registry has lost.
+
+        Raises Superseded if another process has registered under its id since.
+        """
+        own = self._beats.find(instance_id)
+        if own is None:
+            raise UnknownInstance("Register it with this client first.")
+        await self._beats.come_back(own)
+
     async def batch_heartbeat(self, instance_ids: Sequence[str]) -> BatchAnswer:
         """Renew several leases in one call; tell which ids are unknown."""
         beats: list[tuple[Place, Beat]] = []
@@ -155,6 +164,8 @@ class Registry:
             if own is None:
                 missing.append(instance_id)
             else:
+                with suppress(Superseded, Evicted):  # the beat is told so too
+                    await self._beats.settle(own)
                 beats.append((own.place, own.next_beat()))
         renewed = 0
         superseded: list[str] = []
@@ -177,7 +188,8 @@ class Registry:
         """Take an instance out; nothing of ours brings it back."""
         own = await self._beats.forget(instance_id)
         place = (type, group) if type is not None and group is not None else own.place if own else None
-        await self._mode.remove(place, instance_id, own.registration if own else None)
+        known = (own.registration, own.nonce) if own else (None, None)
+        await self._mode.remove(place, instance_id, *known)
 
     deregister = remove
 
@@ -306,7 +318,7 @@ class Registry:
     async def stop(self) -> None:
         """End everything that runs for this part: heartbeats, watches, listeners; instances are not removed."""
         self._running = False
-        await self._beats.stop(None)
+        await self._beats.close()
         for key in list(self._following):
             await self._unfollow(key)
         for view in self._views.values():

@@ -80,7 +80,7 @@ Place = tuple[str, str]
 class Mode(Protocol):
     """What both modes can do."""
 
-    async def register(self, record: Record) -> Registered: ...
+    async def register(self, record: Record, nonce: str, registration: int | None) -> Registered: ...
 
     async def heartbeat(self, place: Place | None, beat: Beat) -> int: ...
 
@@ -90,7 +90,9 @@ class Mode(Protocol):
         self, type: str, group: str | None, healthy: bool | None, filters: Sequence[str], check: bool
     ) -> Listing: ...
 
-    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None: ...
+    async def remove(
+        self, place: Place | None, instance_id: str, registration: int | None, nonce: str | None = None
+    ) -> None: ...
 
     async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance: ...
 
@@ -111,8 +113,8 @@ class StoreMode:
         self._prober = prober
         self._namespace = namespace
 
-    async def register(self, record: Record) -> Registered:
-        return await self._registry.register(self._namespace, record)
+    async def register(self, record: Record, nonce: str, registration: int | None) -> Registered:
+        return await self._registry.register(self._namespace, record, nonce=nonce, registration=registration)
 
     async def heartbeat(self, place: Place | None, beat: Beat) -> int:
         type_, group = place or await self._registry.locate(self._namespace, beat.instance_id)
@@ -143,12 +145,14 @@ class StoreMode:
             return msgspec.structs.replace(listing, instances=await self._prober.choose(listing.instances))
         return listing
 
-    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None:
+    async def remove(
+        self, place: Place | None, instance_id: str, registration: int | None, nonce: str | None = None
+    ) -> None:
         try:
             type_, group = place or await self._registry.locate(self._namespace, instance_id)
         except UnknownInstance:
             return
-        await self._registry.remove(self._namespace, type_, group, instance_id, registration=registration)
+        await self._registry.remove(self._namespace, type_, group, instance_id, registration=registration, nonce=nonce)
 
     async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance:
         return await self._registry.override(self._namespace, *place, instance_id, as_sent(change))
@@ -223,9 +227,10 @@ class HttpMode:
         self._http = http
         self._namespace = namespace
 
-    async def register(self, record: Record) -> Registered:
+    async def register(self, record: Record, nonce: str, registration: int | None) -> Registered:
+        query = self._query(nonce=nonce, registration=registration)
         return await self._http.request(
-            "POST", "/sd/v1/instances", query=self._query(), body=record.checked(), answer=Registered
+            "POST", "/sd/v1/instances", query=query, body=record.checked(), answer=Registered
         )
 
     async def heartbeat(self, place: Place | None, beat: Beat) -> int:
@@ -253,9 +258,11 @@ class HttpMode:
         query = self._query(type=type, group=group, healthy=healthy, check=check or None, filter=list(filters) or None)
         return await self._http.request("GET", "/sd/v1/instances", query=query, answer=Listing)
 
-    async def remove(self, place: Place | None, instance_id: str, registration: int | None) -> None:
+    async def remove(
+        self, place: Place | None, instance_id: str, registration: int | None, nonce: str | None = None
+    ) -> None:
         type_, group = place or (None, None)
-        query = self._query(type=type_, group=group, registration=registration)
+        query = self._query(type=type_, group=group, registration=registration, nonce=nonce)
         await self._http.request("DELETE", _one(instance_id), query=query, answer=type(None))
 
     async def override(self, place: Place, instance_id: str, change: OverrideChange) -> Instance:

@@ -5,8 +5,8 @@
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
 --- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most (instances)   6 from
----          7 share   8.. id, mode (register or renew), registration (or empty), nonce, ttl_ms,
----          ephemeral, healthy, record, metadata, metrics, check (or empty), check_delay_ms
+---          7 share   8.. id, mode (register or renew), registration (or empty; the number it had), nonce,
+---          ttl_ms, ephemeral, healthy, record, metadata, metrics, check (or empty), check_delay_ms
 --- RETURNS  for each: revision, registration
 --- REFUSES  EVICTED SUPERSEDED SERVICE_FULL UNKNOWN_INSTANCE
 --- AGAIN    same answer: the nonce names the attempt
@@ -25,15 +25,16 @@ local written, longest, least = false, 0, nil
 local anew = redis.call('HLEN', states) == 0
 
 --- Tell why an instance may not be written; nil if it may.
-local function refusal(id, registration, state)
+local function refusal(id, mode, registration, nonce, state, dead)
   local override = redis.call('HGET', overrides, id)
   local evicted_until = override and read_override(override).evicted_until or 0
   if evicted_until > thing.now then
     return 'EVICTED An operator has evicted this instance; it may register again in '
       .. text_of(math.ceil((evicted_until - thing.now) / 1000)) .. ' s.'
-  elseif registration ~= '' and not state then
+  elseif registration ~= '' and not state and mode == 'renew' then
     return 'UNKNOWN_INSTANCE'
-  elseif registration ~= '' and tonumber(registration) < tonumber(state.registration) then
+  elseif registration ~= '' and state and not dead and state.nonce ~= nonce
+    and tonumber(registration) < tonumber(state.registration) then
     return 'SUPERSEDED'
   elseif not state and redis.call('HLEN', states) >= most then
     return 'SERVICE_FULL'
@@ -44,16 +45,15 @@ end
 local function register(id, mode, registration, nonce, ttl_ms, ephemeral, healthy, record, labels, figures, check,
     check_delay_ms)
   local state = read_state(redis.call('HGET', states, id))
-  local refused = refusal(id, registration, state)
+  local dead = state and mode == 'register' and state.ephemeral == '1'
+    and tonumber(redis.call('ZSCORE', deadlines, id) or 0) <= thing.now and not held(thing, deadlines, from, share)
+  local refused = refusal(id, mode, registration, nonce, state, dead)
   if refused then
     return {err = refused}
   end
-  if state and mode == 'register' then
-    local deadline = tonumber(redis.call('ZSCORE', deadlines, id) or 0)
-    if state.ephemeral == '1' and deadline <= thing.now and not held(thing, deadlines, from, share) then
-      bury(thing, service, history, id, 'expired', keep_ms)
-      state = nil
-    end
+  if dead then
+    bury(thing, service, history, id, 'expired', keep_ms)
+    state = nil
   end
   local same = state and state.ttl == ttl_ms and state.ephemeral == ephemeral and state.reported == healthy
     and state.lapsed == '0' and redis.call('HGET', records, id) == record
