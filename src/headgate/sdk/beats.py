@@ -98,7 +98,7 @@ class Beats:
         self._interval = interval
         self._own: dict[str, Own] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._aside = Aside()
+        self.aside = Aside()
         self._closed = False
 
     async def register(self, record: Record, figures: Callable[[], Json] | None = None) -> Registered:
@@ -107,12 +107,12 @@ class Beats:
         if own is not None:
             return await self._register_anew(own, record, figures)
         nonce = new_nonce()
-        registering = self._aside.start(self._mode.register(record, nonce, None))
+        registering = self.aside.start(self._mode.register(record, nonce, None))
         try:
             made = await asyncio.shield(registering)
         except BaseException as error:
             if not isinstance(error, HeadgateError) or error.status >= 500:
-                self._aside.start(self._withdraw(record, nonce, registering))
+                self.aside.start(self._withdraw(record, nonce, registering))
             raise
         self.add(Own(record, made.registration, figures))
         return made
@@ -149,7 +149,7 @@ class Beats:
     async def close(self) -> None:
         """Beat no more for anybody; what was begun has a moment to end."""
         await self.stop(None)
-        await self._aside.close(CLOSE_SECONDS)
+        await self.aside.close(CLOSE_SECONDS)
 
     async def forget(self, instance_id: str) -> Own | None:
         """Let an instance go: a beat that is under way does not bring it back."""
@@ -193,7 +193,7 @@ class Beats:
         """Learn how a registration ended whose answer has not come: wait for it, or repeat it."""
         if own.nonce is not None and not own.gone:
             if own.coming_back is None or own.coming_back.done():
-                own.coming_back = self._aside.start(self._register(own, own.nonce))
+                own.coming_back = self.aside.start(self._register(own, own.nonce))
             await asyncio.shield(own.coming_back)
 
     async def _register_anew(self, own: Own, record: Record, figures: Callable[[], Json] | None) -> Registered:
@@ -202,7 +202,7 @@ class Beats:
         if own.gone:
             return await self.register(record, figures)
         own.nonce = new_nonce()
-        own.coming_back = self._aside.start(self._register(own, own.nonce, record))
+        own.coming_back = self.aside.start(self._register(own, own.nonce, record))
         return await asyncio.shield(own.coming_back)
 
     async def _register(self, own: Own, nonce: str, record: Record | None = None) -> Registered:

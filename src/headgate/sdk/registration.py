@@ -50,6 +50,6 @@ class SeatRegistration:
 
     async def leave(self, offer: Offer) -> None:
         """Take the registration out, if there is one."""
-        if not self._registered:
-            return
-        await self._registry.remove(offer.instance_id, self._record.type, self._record.group)
+        if self._registered:
+            self._registered = False  # asked again, it could be a successor's
+            await self._registry.remove(offer.instance_id, self._record.type, self._record.group)

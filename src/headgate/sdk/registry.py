@@ -214,7 +214,8 @@ class Registry:
             yield made
         finally:
             try:
-                await self.remove(made.instance_id)
+                # Whoever is cancelled while leaving has left all the same.
+                await asyncio.shield(self._beats.aside.start(self.remove(made.instance_id)))
             except StoreUnavailable as error:
                 log.info("could not leave; the lease will end by itself", instance=made.instance_id, error=str(error))
             except Superseded:

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headgate.kit.http import cancelled
 from headgate.kit.ids import new_ulid
-from headgate.kit.problems import HeadgateError, StoreUnavailable
-from headgate.waiting_room.model import BEAT_SECONDS, Reason, Redeemed
+from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
+from headgate.sdk.aside import Aside
+from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
 if TYPE_CHECKING:
     from headgate.sdk.queue_modes import Line
 
 REPORT_EVERY = 10
 RETRY_SECONDS = 0.5
+LEAVE_SECONDS = 1.0
 
 log = structlog.get_logger()
 
@@ -59,6 +62,7 @@ class Offer:
         self.max_capacity = max_capacity
         self.address = address
         self.instance_id = instance_id or new_ulid()
+        self._named = bool(instance_id)
         self.sessions: set[str] = set(sessions)
         self.draining = asyncio.Event()
         self.registration: Registration | None = None
@@ -69,25 +73,68 @@ class Offer:
         self._report_in = 0
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        self._aside = Aside()
 
     async def __aenter__(self) -> Offer:
-        await self.beat()
+        await self._aside.close(0)  # entered again, it takes back nothing any more
+        first = self._aside.start(self.beat())
+        try:
+            await asyncio.shield(first)
+        except BaseException:
+            # The seats may be on offer, and nobody is there: whoever was called to them would stand before a closed door.
+            await self._withdraw(first)
+            raise
         self._beating = asyncio.ensure_future(self._keep_beating())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        try:
+            # Whoever is cancelled while leaving has left all the same.
+            await asyncio.shield(self._aside.start(self._end()))
+        except HeadgateError as problem:
+            log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
+
+    async def _withdraw(self, first: asyncio.Task[None]) -> None:
+        """Take back what the first heartbeat may have offered; who was given a name has a moment for it.
+
+        After that, the name may be that of a successor, and the seats are left to their lease. A name that was made here is nobody
+        else's: its seats are taken back as long as that lasts.
+        """
+        leaving = self._aside.start(self._take_back(first))
+        try:
+            await asyncio.wait((leaving,), timeout=LEAVE_SECONDS)
+        finally:
+            if self._named:
+                first.cancel()
+                leaving.cancel()
+
+    async def _take_back(self, first: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + LEASE_MS / 1000
+        await asyncio.wait((first,))  # whoever takes it back must come after it
+        while loop.time() < limit:
+            try:
+                await self._leave()
+                return
+            except Closed:
+                return
+            except HeadgateError as problem:
+                log.debug("seats could not be taken back yet", queue=self.queue, error=problem.detail)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _end(self) -> None:
         if self._beating is not None:
-            self._beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._beating
+            await cancelled(self._beating)
+        await self._leave()
+
+    async def _leave(self) -> None:
         try:
             if self.registration is not None:
                 await self.registration.leave(self)
+        finally:
             await self._line.remove_server(self.queue, self.instance_id, drain=False)
-        except HeadgateError as problem:
-            log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
 
     async def redeem(self, ticket_id: str, session_id: str) -> Redeemed:
         """Spend a ticket for a session on this server."""
