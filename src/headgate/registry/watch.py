@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import lru_cache
 from time import time
 from typing import Annotated, Final
@@ -122,8 +122,7 @@ async def follow_type(
         tasks = [looking, *following.values()]
         for task in tasks:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks)
 
 
 def write_cursor(positions: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from headgate.kit.http import Asgi, Message, Receive, Scope, Send
+from headgate.kit.http import Asgi, Message, Receive, Scope, Send, cancelled
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.registry.model import Record
 from headgate.sdk.client import Headgate
@@ -82,9 +82,7 @@ class _Inner:
 
     async def close(self) -> None:
         """End it, if it has not ended."""
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
 
     async def _run(self, app: Asgi, scope: Scope) -> None:
         try:
@@ -118,9 +116,7 @@ class _Presence:
     async def close(self) -> None:
         """Stop at once."""
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
 
     async def _run(self) -> None:
         while not self._leave.is_set():
