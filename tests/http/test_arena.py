@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate.arena import allowance, server
 from headgate.arena.client import ArenaClosed, enter
 from headgate.arena.protocol import Count
 from headgate.store import Store
-from headgate.waiting_room import State
+from headgate.waiting_room import Redeemed, State
 from tests.http.arena_world import Guest, open_world, visiting
 from tests.topology import eventually
 
@@ -279,3 +280,36 @@ async def test_a_player_ignores_what_a_newer_arena_says_beyond_what_it_knows() -
             assert [message async for message in visit] == [Count(3)]
             with pytest.raises(ArenaClosed):
                 await visit.say("anybody?")
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_player_whose_ticket_is_spent_while_the_arena_drains_is_refused_and_nobody_waits_for_them(
+    store: Store, first: bool
+) -> None:
+    async with open_world(store) as world, world.arena() as running, AsyncExitStack() as stack:
+        if first:
+            await stack.enter_async_context(visiting(running.url, (await world.promoted("Ryan")).ticket_id or ""))
+        line = running.offer._line
+        redeem, spent, answer = line.redeem, asyncio.Event(), asyncio.Event()
+
+        async def late(*given: Any) -> Redeemed:
+            redeemed = await redeem(*given)
+            spent.set()
+            await answer.wait()
+            return redeemed
+
+        status = await world.promoted("Apeach")
+        line.redeem = late  # type: ignore[assignment,method-assign]
+        entering = asyncio.ensure_future(stack.enter_async_context(visiting(running.url, status.ticket_id or "")))
+        await spent.wait()
+        draining = asyncio.ensure_future(running.arena.drain())
+        await eventually(lambda: not running.arena.hall.players and running.offer.draining.is_set())
+        assert not draining.done(), "somebody is at the door"
+        answer.set()
+        with pytest.raises(InvalidStatus) as refused:
+            await entering
+        assert refused.value.response.status_code == 503
+        assert b"enter again" in refused.value.response.body
+        await asyncio.wait_for(draining, 10)
+        assert not running.offer.sessions
+        assert not running.arena._admitted

@@ -61,6 +61,7 @@ class Arena:
         self._check: TicketCheck | None = None
         self._redeems: Redeems | None = None
         self._admitted: dict[ServerConnection, Player] = {}
+        self._entering = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -153,20 +154,31 @@ class Arena:
             return accepted
         if self.closing or self._redeems is None or self._check is None:
             raise Draining(retry_after=1)
-        ticket_id = await door.ticket_id(ticket, self._check)
-        redeemed = await self._redeems.redeem(ticket_id)
+        self._entering += 1
+        self._empty.clear()
+        try:
+            await self._enter(connection, ticket, self._redeems, self._check)
+            return accepted
+        finally:
+            self._entering -= 1
+            self._look_if_empty()
+
+    async def _enter(self, connection: ServerConnection, ticket: str, redeems: Redeems, check: TicketCheck) -> None:
+        redeemed = await redeems.redeem(await door.ticket_id(ticket, check))
+        if self.closing:
+            # Whoever drains has not seen this player: there would be nobody to send them away.
+            await self._end(redeemed.session_id, Reason.DROPPED)
+            raise Draining("This server is closing; enter again and you will be given another.", retry_after=1)
         if isinstance(redeemed.traceparent, str):
             with traces.span("arena enter", traceparent=redeemed.traceparent, queue=redeemed.queue):
                 pass  # the player's own trace, from the entry on, ends here
         allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
         player = Player(connection, redeemed.session_id, redeemed.user.nickname, allowance)
         self._admitted[connection] = player
-        self._empty.clear()
         assert self._tasks is not None
         self._tasks.create_task(self._attend(player))
         if connection.state is not CONNECTING:
             raise Draining(retry_after=1)
-        return accepted
 
     async def _attend(self, player: Player) -> None:
         """Wait for a connection to end, however it ends, and then end its session."""
@@ -183,15 +195,22 @@ class Arena:
         assert player.reason is not None
         metrics.CLOSED.labels(player.why).inc()
         log.debug("player left", session=player.session_id, why=player.why)
-        assert self._seats is not None
         try:
-            await self._seats.end(player.session_id, player.reason)
-        except HeadgateError as error:
-            log.warning("session's end could not be told; the next report tells it", error=error.detail)
+            await self._end(player.session_id, player.reason)
         finally:
             del self._admitted[connection]
-            if not self._admitted:
-                self._empty.set()
+            self._look_if_empty()
+
+    async def _end(self, session_id: str, reason: Reason) -> None:
+        assert self._seats is not None
+        try:
+            await self._seats.end(session_id, reason)
+        except HeadgateError as error:
+            log.warning("session's end could not be told; the next report tells it", error=error.detail)
+
+    def _look_if_empty(self) -> None:
+        if not self._admitted and not self._entering:
+            self._empty.set()
 
     async def _play(self, connection: ServerConnection) -> None:
         """Read what a player sends, for as long as the connection lasts."""
