@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send
-from headgate.registry.model import Record
+from headgate.kit.problems import Closed, StoreUnavailable
+from headgate.registry.model import Record, Registered
+from headgate.sdk import Headgate, lifespan
 from headgate.sdk.lifespan import registered
+from headgate.sdk.registry_modes import HttpMode
 from tests.processes import Gateway
 from tests.topology import FaultyProxy, eventually, free_port
 
@@ -121,3 +124,69 @@ async def test_an_application_that_does_not_start_is_not_registered(gateway: Gat
     async with served(registered(Known("failed"), gateway.url, record, token=gateway.token)) as (answer, _):
         assert answer == "lifespan.startup.failed"
         assert await count(gateway, type_) == 0
+
+
+async def test_whoever_stops_while_the_store_is_away_does_not_wait_for_it_to_open(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifespan, "RETRY_SECONDS", 0.0)
+    opening = asyncio.Event()
+    tries = 0
+
+    async def never(client: Headgate) -> Headgate:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            opening.set()
+            await asyncio.Event().wait()
+        raise StoreUnavailable
+
+    monkeypatch.setattr(Headgate, "__aenter__", never)
+    async with served(registered(Known(), gateway.url, Record(type="web"))) as (answer, stop):
+        assert answer == "lifespan.startup.complete"
+        await opening.wait()
+        assert await stop() == "lifespan.shutdown.complete"
+
+
+async def test_a_second_try_takes_the_place_of_one_whose_answer_was_lost(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifespan, "RETRY_SECONDS", 0.0)
+    type_ = f"web-{secrets.token_hex(4)}"
+    register, lost, there = HttpMode.register, False, False
+
+    async def lossy(mode: HttpMode, record: Record, nonce: str, registration: int | None) -> Registered:
+        nonlocal lost, there
+        made = await register(mode, record, nonce, registration)
+        if not lost:
+            lost = True
+            raise StoreUnavailable
+        there = True
+        return made
+
+    async def unheard(mode: HttpMode, *_: object) -> None:
+        raise Closed
+
+    monkeypatch.setattr(HttpMode, "register", lossy)
+    wrapped = registered(Known(), gateway.url, Record(type=type_, group="g"), token=gateway.token, drain_seconds=0)
+    with monkeypatch.context() as silent:
+        silent.setattr(HttpMode, "remove", unheard)  # the lost one cannot be taken out either
+        async with served(wrapped) as (answer, stop):
+            assert answer == "lifespan.startup.complete"
+            await eventually(lambda: there)
+            assert await count(gateway, type_) == 1
+            silent.undo()
+            assert await stop() == "lifespan.shutdown.complete"
+    assert await count(gateway, type_) == 0
+
+
+async def test_what_nobody_foresaw_at_the_start_is_raised(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(client: Headgate) -> Headgate:
+        raise ValueError("not an address")
+
+    monkeypatch.setattr(Headgate, "__aenter__", broken)
+    app = registered(Known(), gateway.url, Record(type="web"))
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
+    await inbox.put({"type": "lifespan.startup"})
+    with pytest.raises(ValueError, match="not an address"):
+        await asyncio.wait_for(app({"type": "lifespan"}, inbox.get, inbox.put), 10)

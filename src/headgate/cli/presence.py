@@ -18,8 +18,9 @@ from headgate.config.dynamic import AlertTarget as LiveTarget
 from headgate.config.values import Config
 from headgate.config.watch import follow
 from headgate.kit import logs
+from headgate.kit.ids import new_ulid
 from headgate.kit.logs import Level
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.alerts import Alerts, AlertTarget
 from headgate.registry.health import Prober
 from headgate.registry.instances import Registry
@@ -55,11 +56,15 @@ def process_record(kind: str, host: str, port: int | None) -> Record:
 async def announce(registry: Registry, prober: Prober, record: Record) -> None:
     """Keep this process registered until cancelled, then take it out."""
     client = Client(StoreMode(registry, prober, "default"))
+    # One id for every try: the next takes the place of one whose answer was lost.
+    record = msgspec.structs.replace(record, instance_id=record.instance_id or new_ulid())
     try:
         while True:
             try:
                 async with client.registered(record):
                     await asyncio.Event().wait()
+            except Closed:
+                return
             except HeadgateError as error:
                 log.debug("not registered yet", type=record.type, error=str(error))
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))

@@ -7,9 +7,11 @@ import random
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 import structlog
 
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send, cancelled
+from headgate.kit.ids import new_ulid
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.registry.model import Record
 from headgate.sdk.client import Headgate
@@ -96,8 +98,10 @@ class _Presence:
 
     def __init__(self, client: Headgate, record: Record, drain_seconds: float) -> None:
         self._client = client
-        self._record = record
+        # One id for every try: the next takes the place of one whose answer was lost.
+        self._record = msgspec.structs.replace(record, instance_id=record.instance_id or new_ulid())
         self._drain_seconds = drain_seconds
+        self._present = False
         self._leave = asyncio.Event()
         self._tried: asyncio.Future[HeadgateError | None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -105,13 +109,20 @@ class _Presence:
     async def begin(self) -> HeadgateError | None:
         """Try once and go on trying; give what the registry refused it with."""
         self._task = asyncio.ensure_future(self._run())
+        await asyncio.wait((self._tried, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not self._tried.done():
+            self._task.result()  # raises what nobody foresaw
         return await self._tried
 
     async def end(self) -> None:
         """Leave."""
         self._leave.set()
         if self._task is not None:
-            await self._task
+            if not self._present:
+                self._task.cancel()  # the store may be away: nobody waits for it to open, only to leave it again
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.result()
 
     async def close(self) -> None:
         """Stop at once."""
@@ -124,10 +135,12 @@ class _Presence:
                 async with self._client as headgate:
                     made = await headgate.registry.register(self._record)
                     headgate.registry.start_auto_heartbeat(made.instance_id)
+                    self._present = True
                     self._note(None)
                     await self._leave.wait()
                     await headgate.registry.drain(made.instance_id, wait_seconds=self._drain_seconds)
             except HeadgateError as error:
+                self._present = False
                 if not self._tried.done() and not isinstance(error, StoreUnavailable):
                     self._note(error)
                     return
