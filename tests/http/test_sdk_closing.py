@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from headgate.kit.problems import HeadgateError
 from headgate.sdk import Closed, Headgate, HeadgateSync
+from headgate.sdk.registry import Marked, Registry
+from headgate.sdk.registry_modes import Happening
 from headgate.waiting_room import PolicyChange
 from tests.http.two_modes import Make
 from tests.processes import GatewayProcess
@@ -158,3 +160,64 @@ def test_threads_that_use_it_are_told(sync: HeadgateSync, use: Callable[[Headgat
     assert all(isinstance(error, Closed) for error in told), told
     with pytest.raises(Closed):
         sync.config.list("a")
+
+
+async def test_the_registry_starts_nothing_after_its_stop(make: Make) -> None:
+    for beats in range(0, BEATS, 3):
+        before = asyncio.all_tasks()
+        async with make() as hg:
+            await hg.registry.register(type="t", group="g", instance_id="i")
+            asking = [
+                asyncio.ensure_future(hg.registry.subscribe("t/g", lambda _: None)),
+                asyncio.ensure_future(hg.registry.cached("t")),
+                asyncio.ensure_future(_present(hg)),
+            ]
+            for _ in range(beats):
+                await asyncio.sleep(0)
+            registry = hg.registry
+        for error in await asyncio.gather(*asking, return_exceptions=True):
+            assert not isinstance(error, BaseException) or isinstance(error, Closed), repr(error)
+        await eventually(lambda before=before: asyncio.all_tasks() <= before)  # type: ignore[misc]
+        for late in (registry.subscribe("t/g", lambda _: None), registry.cached("t", "g"), _present_in(registry)):
+            with pytest.raises(Closed):
+                await late
+        with pytest.raises(Closed):
+            registry.start_auto_heartbeat("i")
+        assert asyncio.all_tasks() <= before
+
+
+async def test_whoever_waits_for_a_first_answer_is_told_of_the_stop(make: Make) -> None:
+    async with make() as hg:
+        hg.registry._mode.watch = _silent  # type: ignore[method-assign]
+        asking = asyncio.ensure_future(hg.registry.cached("t", "g"))
+        await eventually(lambda: hg.registry._following)
+    with pytest.raises(Closed):
+        await asking
+
+
+async def test_an_offer_whose_client_was_closed_ends_its_beats_and_is_left_in_peace(make: Make, hg: Headgate) -> None:
+    await hg.queues.configure("q", PolicyChange())
+    async with make() as other:
+        offer = other.queue.offer_seats(capacity=1, address="ws://here", queue="q")
+        await offer.__aenter__()
+    offer.beat_soon()
+    beating = offer._beating
+    assert beating is not None
+    await eventually(beating.done)
+    assert offer.draining.is_set()
+    beating.result()  # in peace
+    await offer.__aexit__(None, None, None)
+
+
+async def _present(hg: Headgate) -> None:
+    await _present_in(hg.registry)
+
+
+async def _present_in(registry: Registry) -> None:
+    made = await registry.register(type="t", group="g")
+    registry.start_auto_heartbeat(made.instance_id)
+
+
+async def _silent(type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
+    await asyncio.Event().wait()
+    yield Marked("never")

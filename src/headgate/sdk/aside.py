@@ -6,7 +6,17 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from headgate.kit.problems import Closed
+
 R = TypeVar("R")
+
+
+async def ended(task: asyncio.Task[R]) -> R:
+    """Wait for a task that goes on if whoever waits is cancelled; raises Closed if it was cut off by the close."""
+    await asyncio.wait((task,))
+    if task.cancelled():
+        raise Closed
+    return task.result()
 
 
 class Aside:

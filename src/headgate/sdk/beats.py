@@ -27,7 +27,7 @@ from headgate.registry.model import (
     UnknownInstance,
     new_nonce,
 )
-from headgate.sdk.aside import Aside
+from headgate.sdk.aside import Aside, ended
 from headgate.sdk.registry_modes import Mode, Place
 
 JITTER: Final = 0.1
@@ -103,13 +103,14 @@ class Beats:
 
     async def register(self, record: Record, figures: Callable[[], Json] | None = None) -> Registered:
         """Register an instance; one that was registered before under this id keeps beating with the new record."""
+        self._refuse_when_closed()
         own = self._own.get(record.instance_id)
         if own is not None:
             return await self._register_anew(own, record, figures)
         nonce = new_nonce()
         registering = self.aside.start(self._mode.register(record, nonce, None))
         try:
-            made = await asyncio.shield(registering)
+            made = await ended(registering)
         except BaseException as error:
             if not isinstance(error, HeadgateError) or error.status >= 500:
                 self.aside.start(self._withdraw(record, nonce, registering))
@@ -131,6 +132,7 @@ class Beats:
 
     def start(self, instance_id: str) -> None:
         """Beat for an instance of ours until told to stop."""
+        self._refuse_when_closed()
         own = self._own.get(instance_id)
         if own is None:
             raise UnknownInstance("Register it with this client first.")
@@ -147,9 +149,14 @@ class Beats:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Beat no more for anybody; what was begun has a moment to end."""
+        """Beat no more for anybody, and refuse to; what was begun has a moment to end."""
+        self._closed = True
         await self.stop(None)
         await self.aside.close(CLOSE_SECONDS)
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise Closed
 
     async def forget(self, instance_id: str) -> Own | None:
         """Let an instance go: a beat that is under way does not bring it back."""
@@ -192,9 +199,10 @@ class Beats:
     async def settle(self, own: Own) -> None:
         """Learn how a registration ended whose answer has not come: wait for it, or repeat it."""
         if own.nonce is not None and not own.gone:
+            self._refuse_when_closed()
             if own.coming_back is None or own.coming_back.done():
                 own.coming_back = self.aside.start(self._register(own, own.nonce))
-            await asyncio.shield(own.coming_back)
+            await ended(own.coming_back)
 
     async def _register_anew(self, own: Own, record: Record, figures: Callable[[], Json] | None) -> Registered:
         while own.coming_back is not None and not own.coming_back.done():
@@ -203,7 +211,7 @@ class Beats:
             return await self.register(record, figures)
         own.nonce = new_nonce()
         own.coming_back = self.aside.start(self._register(own, own.nonce, record))
-        return await asyncio.shield(own.coming_back)
+        return await ended(own.coming_back)
 
     async def _register(self, own: Own, nonce: str, record: Record | None = None) -> Registered:
         """Register an instance of ours again, with another record in the place of whoever is there, or as it was."""

@@ -12,7 +12,7 @@ from typing import Final, TypedDict, Unpack
 import msgspec
 import structlog
 
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
 from headgate.registry.health import prober_for
@@ -35,6 +35,7 @@ from headgate.registry.model import (
     as_sent,
 )
 from headgate.registry.settings import RegistrySettings
+from headgate.sdk.aside import ended
 from headgate.sdk.beats import Beats
 from headgate.sdk.http import Http
 from headgate.sdk.listeners import Listener
@@ -209,13 +210,13 @@ class Registry:
     ) -> AsyncIterator[Registered]:
         """Be registered, with heartbeats, for as long as the block lasts."""
         made = await self.register(record, collect_system=collect_system, **fields)
-        self.start_auto_heartbeat(made.instance_id)
         try:
+            self.start_auto_heartbeat(made.instance_id)
             yield made
         finally:
             try:
                 # Whoever is cancelled while leaving has left all the same.
-                await asyncio.shield(self._beats.aside.start(self.remove(made.instance_id)))
+                await ended(self._beats.aside.start(self.remove(made.instance_id)))
             except StoreUnavailable as error:
                 log.info("could not leave; the lease will end by itself", instance=made.instance_id, error=str(error))
             except Superseded:
@@ -322,10 +323,8 @@ class Registry:
         await self._beats.close()
         for key in list(self._following):
             await self._unfollow(key)
-        for view in self._views.values():
-            for made in view.listening:
-                await made.stop()
-            view.listening.clear()
+        for view in list(self._views.values()):
+            await view.close()
 
     async def _view(self, type_: str, group: str | None) -> View:
         key = (type_, group)
@@ -341,6 +340,8 @@ class Registry:
 
     async def _follow(self, type_: str, group: str | None) -> View:
         view = await self._view(type_, group)
+        if not self._running:
+            raise Closed
         key = (type_, group)
         if key not in self._following:
             self._following[key] = asyncio.get_running_loop().create_task(self._keep_following(type_, group, view))
@@ -364,6 +365,9 @@ class Registry:
                         async for happening in happenings:
                             view.take(happening)
                             pause = FIRST_PAUSE
+                except Closed:
+                    view.stale = True
+                    return
                 except HeadgateError as error:
                     if not isinstance(error, StoreUnavailable) and error.status < 500:
                         log.warning("watch refused", type=type_, group=group, error=str(error))

@@ -20,7 +20,7 @@ import structlog
 from headgate.kit.http import cancelled
 from headgate.kit.ids import new_ulid
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
-from headgate.sdk.aside import Aside
+from headgate.sdk.aside import Aside, ended
 from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Offer:
         await self._aside.close(0)  # entered again, it takes back nothing any more
         first = self._aside.start(self.beat())
         try:
-            await asyncio.shield(first)
+            await ended(first)
         except BaseException:
             # The seats may be on offer, and nobody is there: whoever was called to them would stand before a closed door.
             await self._withdraw(first)
@@ -92,7 +92,7 @@ class Offer:
     ) -> None:
         try:
             # Whoever is cancelled while leaving has left all the same.
-            await asyncio.shield(self._aside.start(self._end()))
+            await ended(self._aside.start(self._end()))
         except HeadgateError as problem:
             log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
 
@@ -222,6 +222,11 @@ class Offer:
             try:
                 await self.beat()
                 pause = BEAT_SECONDS
+            except Closed:
+                # Nobody can be let in any more; the seats' lease ends by itself.
+                self.draining.set()
+                log.warning("the client was closed; its seats are offered no more", queue=self.queue)
+                return
             except HeadgateError as error:
                 # The store may have lost what it knew of us: say all of it as soon as it is back.
                 self._report_in, pause = 0, RETRY_SECONDS

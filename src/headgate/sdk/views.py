@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.model import Change, Instance, Listing
 from headgate.sdk.listeners import Listener, Listening
 from headgate.sdk.registry_modes import Gone, Happening, Listed, Marked, Put
@@ -59,6 +59,7 @@ class View:
         self._instances: dict[Key, Instance] = {}
         self._suspects: dict[Key, float] = {}
         self._dirty = asyncio.Event()
+        self._closed = False
 
     def instances(self) -> list[Instance]:
         """Give all instances known now."""
@@ -139,6 +140,8 @@ class View:
 
     async def listen(self, listener: Listener[Change]) -> None:
         """Call a listener with every change from now on, and with what is known at once."""
+        if self._closed:
+            raise Closed
         made = Listening(listener, lambda change: _key(change.instance))
         self.listening.append(made)
         if self.known:
@@ -149,6 +152,15 @@ class View:
         """Stop calling one listener; the others stay."""
         for made in [each for each in self.listening if each.listener == listener][:1]:
             self.listening.remove(made)
+            await made.stop()
+
+    async def close(self) -> None:
+        """Call nobody any more, and tell whoever waits for the first answer."""
+        self._closed = True
+        self.refusal = Closed()
+        self.heard.set()
+        listening, self.listening = self.listening, []
+        for made in listening:
             await made.stop()
 
     async def keep(self) -> None:
