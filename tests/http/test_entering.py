@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from headgate.kit.problems import StoreUnavailable
+from headgate.cli import presence
+from headgate.kit.problems import Closed, StoreUnavailable
+from headgate.registry.health import prober_for
+from headgate.registry.instances import Registry
 from headgate.registry.model import Record, Registered
+from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration
+from headgate.store import Store
 from headgate.waiting_room import Beat, PolicyChange
+from headgate.waiting_room.problems import QueueUnknown
 from tests.http.two_modes import Make
 from tests.store.cancelling import inject
 from tests.topology import eventually
@@ -130,3 +136,28 @@ async def test_seats_of_a_server_that_cannot_be_registered_are_taken_back(hg: He
         async with offer:
             raise AssertionError("it is not registered")
     assert await nobody(other)
+
+
+async def test_seats_that_are_refused_are_not_waited_for(hg: Headgate) -> None:
+    offer = hg.queue.offer_seats(capacity=5, address="ws://here", queue="nobody-knows")
+    with pytest.raises(QueueUnknown):
+        async with offer:
+            raise AssertionError("there is no such queue")
+    assert not offer._aside._tasks, "nothing is tried again"
+
+
+async def test_a_process_tries_under_one_id_until_it_is_registered_or_its_store_closes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "RETRY_SECONDS", 0.0)
+    registry, tried = Registry(store), list[str]()
+
+    async def away(namespace: str, record: Record, **_: Any) -> Registered:
+        tried.append(record.instance_id)
+        raise StoreUnavailable if len(tried) < 3 else Closed
+
+    registry.register = away  # type: ignore[method-assign]
+    record = presence.process_record("worker", "", None)
+    await presence.announce(registry, prober_for(store, RegistrySettings()), record)
+    assert len(tried) == 3
+    assert len(set(tried)) == 1

@@ -33,7 +33,7 @@ from headgate.sdk.registry_modes import Mode, Place
 JITTER: Final = 0.1
 RETRY_SECONDS: Final = 1.0
 EVICTED_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 3.0
+CLOSE_SECONDS: Final = 1.0
 LEASE_SECONDS: Final = 30.0
 
 log = structlog.get_logger()

@@ -118,9 +118,9 @@ class Offer:
             try:
                 await self._leave()
                 return
-            except Closed:
-                return
             except HeadgateError as problem:
+                if isinstance(problem, Closed) or problem.status < 500:
+                    return  # there is nothing to be taken back, or no way to do it
                 log.debug("seats could not be taken back yet", queue=self.queue, error=problem.detail)
                 await asyncio.sleep(RETRY_SECONDS)
 
