@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 import pytest
 
+from headgate.cli.commands import run
 from headgate.store import acl
 from tests.processes import GatewayProcess
 from tests.topology import Standalone, Topology, free_port, wait_until
@@ -45,6 +46,31 @@ def test_misuse_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         assert misused.stderr.startswith("headgate: ")
         assert misused.stderr.count("\n") == 1
     assert "`headgate token create --help` shows what there is" in headgate("token", "create", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("queue create", "QUEUE is missing: headgate queue create QUEUE [POLICY …]."),
+        ("config diff shop limits", "OLD is missing: headgate config diff NAMESPACE KEY OLD [NEW]."),
+        ("lock run", "NAME is missing: headgate lock run NAME -- COMMAND …"),
+        ("token create x", "--role is missing: headgate token create NAME --role ROLE."),
+        ("up --port", "--port needs a value."),
+    ],
+)
+def test_what_is_missing_is_named_as_help_names_it(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command.split()) == 2
+    assert capsys.readouterr().err.startswith(f"headgate: {said} `headgate ")
+
+
+def test_an_address_without_a_scheme_is_told_both_kinds(tmp_path: Path) -> None:
+    for flags, environment in ((["--url", "localhost:8080"], {}), ([], {"HEADGATE_URL": "localhost:8080"})):
+        refused = headgate("queue", "list", *flags, cwd=tmp_path, **environment)
+        assert refused.returncode == 1
+        assert (
+            f"{'--url' if flags else 'HEADGATE_URL'} must begin with http:// or https:// (a gateway)" in refused.stderr
+        )
+        assert "valkey://" in refused.stderr
 
 
 def test_a_wrong_or_missing_token_says_where_one_comes_from(tmp_path: Path, gateway_process: GatewayProcess) -> None:

@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from tests.processes import Gateway
+from tests.topology import free_port
 
 
 @pytest.fixture
@@ -57,3 +58,17 @@ async def test_prove_prints_the_largest_window(gateway: Gateway) -> None:
     assert (verdict["refused"], verdict["answered"], verdict["largestWindow"]) == (0, 20, 5)
     listed = await headgate(gateway, "upstream", "list", "--json")
     assert not [view for view in json.loads(listed.stdout) if view["name"].startswith("prove-")]
+
+
+async def test_a_trial_that_nobody_answered_proves_nothing(gateway: Gateway) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    nothing = await headgate(gateway, "prove", "--requests", "3", "--relay", away)
+    assert (nothing.returncode, nothing.stdout) == (3, "")
+    assert nothing.stderr.startswith(f"headgate: Nothing was proven: {away} cannot be reached: ")
+    half = await headgate(gateway, "prove", "--requests", "4", "--relay", gateway.url, "--relay", away, "--json")
+    assert half.returncode == 3
+    assert json.loads(half.stdout)["answered"] == 2
+    assert "2 of 4 requests failed" in half.stderr
+    wrong = await headgate(gateway, "prove", "--relay", "localhost:8082")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("headgate: --relay must begin with http:// or https://")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from headgate import __version__
-from headgate.cli import output
+from headgate.cli import misuse, output
 from headgate.kit.problems import HeadgateError, StoreUnavailable, Unauthorized
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -130,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except CycloptsError as error:
         named = " ".join(("headgate", *(error.command_chain or ()), "--help"))
-        output.complain(" ".join(str(error).split()), f"`{named}` shows what there is.")
+        output.complain(misuse.explain(error), f"`{named}` shows what there is.")
         return MISUSED
     except HeadgateError as error:
         if debug:

@@ -74,5 +74,5 @@ def say(text: str) -> None:
 
 def complain(sentence: str, next_step: str = "") -> None:
     """Tell the person what went wrong and what to do about it."""
-    ended = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+    ended = sentence if sentence.endswith((".", "!", "?", "…")) else f"{sentence}."
     say(f"headgate: {ended} {next_step}".rstrip())

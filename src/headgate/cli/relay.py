@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from secrets import token_hex
 from typing import Annotated
 
@@ -14,15 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headgate.cli import output
 from headgate.cli.flags import Json
-from headgate.cli.target import Url, target
-from headgate.kit.problems import InvalidRequest
+from headgate.cli.target import Url, check_url, target
+from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.relay.model import Counter, Upstream, UpstreamStatus, UpstreamView
 from headgate.relay.prove import USER, Ask, Trial, Verdict
 from headgate.relay.prove import prove as run_trial
 from headgate.sdk import Headgate
 from headgate.sdk.relay import Relay
 
-DISPROVED = 1
+DISPROVED, UNPROVEN = 1, 3
 WATCH_SECONDS = 1.0
 
 
@@ -150,11 +151,15 @@ async def prove(
     delay_ms: float = 20.0,
     tail_ms: float = 500.0,
     seed: int = 1,
-    relay: Annotated[tuple[str, ...], Parameter(help="URLs of relays to flood in turn; else the target alone.")] = (),
+    relay: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="URLs of relays to flood in turn; else the target alone.")
+    ] = (),
     url: Url = None,
     json: Json = False,
 ) -> int:
     """Flood live relays with one user's requests and count what arrives at a strict upstream with jitter.
+
+    Exit codes: 0 if the limit held, 1 if it did not, 3 if requests were left without an answer, which proves neither.
 
     Parameters
     ----------
@@ -175,8 +180,11 @@ async def prove(
     json
         Print JSON.
     """
+    for each in relay:
+        check_url(each, "--relay")
     trial = Trial(requests, count, seconds, counter, delay_ms / 1000, tail_ms / 1000, seed)
     name = f"prove-{token_hex(4)}"
+    troubles: list[str] = []
     async with AsyncExitStack() as stack:
         headgate = await stack.enter_async_context(target(url))
         relays = [await stack.enter_async_context(Headgate(each, token=headgate.token)) for each in relay]
@@ -194,15 +202,19 @@ async def prove(
                 verdict = await run_trial(
                     trial,
                     begin,
-                    [_ask(each.relay, name) for each in (relays or [headgate])],
+                    [_ask(each.relay, name, troubles) for each in (relays or [headgate])],
                     lambda done, largest: bar.update(task, completed=done, description=f"largest window {largest}"),
                 )
         finally:
             await headgate.relay.remove_upstream(name)
+    unproven = _unproven(verdict, troubles)
     if json:
         output.as_json(verdict)
-    else:
+    elif not unproven:
         output.line(_verdict(verdict))
+    if unproven:
+        output.complain(unproven)
+        return UNPROVEN
     return 0 if verdict.holds else DISPROVED
 
 
@@ -219,10 +231,17 @@ def limits(policy: Upstream) -> str:
     )
 
 
-def _ask(relay: Relay, name: str) -> Ask:
+def _ask(relay: Relay, name: str, troubles: list[str]) -> Ask:
     async def ask(path: str, deadline: float) -> int:
         path, _, query = path.partition("?")
-        return (await relay.request("GET", name, path, user=USER, query=query, deadline=deadline)).status
+        try:
+            answer = await relay.request("GET", name, path, user=USER, query=query, deadline=deadline)
+        except HeadgateError as error:
+            troubles.append(error.detail)
+            raise
+        if answer.status != HTTPStatus.OK:
+            troubles.append(f"the answer was {answer.status}.")
+        return answer.status
 
     return ask
 
@@ -269,6 +288,19 @@ def _rows(found: list[UpstreamStatus]) -> list[tuple[str, ...]]:
 
 def _words(view: UpstreamView) -> str:
     return f"{view.name}: {limits(view.policy)} at {view.policy.base_url} (version {view.version})"
+
+
+def _unproven(verdict: Verdict, troubles: list[str]) -> str:
+    """Say why the trial shows nothing, if requests failed without breaking the limit; else nothing."""
+    if verdict.holds or verdict.refused or verdict.largest_window > verdict.limit:
+        return ""
+    why = troubles[0] if troubles else "nobody knows why."
+    if not verdict.answered:
+        return f"Nothing was proven: {why}"
+    return (
+        f"Nothing was proven: {verdict.failed} of {verdict.requests} requests failed ({why.rstrip('.')}); the others kept "
+        "the limit."
+    )
 
 
 def _verdict(verdict: Verdict) -> str:

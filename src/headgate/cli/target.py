@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -10,18 +10,30 @@ from headgate.cli import whereabouts
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.kit import logs
 from headgate.kit.logs import Level, LogSettings
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.kit.settings import DEFAULT
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings
 
 Url = Annotated[str | None, Parameter(name="--url", help="A gateway's or a store's URL; else the `up` running here.")]
+STORES: Final = frozenset({"valkey", "valkeys", "redis", "rediss"})
 
 
 class NoTarget(HeadgateError):
     """Nothing says which Headgate is meant; give --url or HEADGATE_URL, or run `headgate up` in this directory."""
 
     code = "no_target"
+
+
+def check_url(url: str, said: str) -> None:
+    """Refuse what is neither a gateway's nor a store's URL; it is not repeated, for it may hold a password."""
+    scheme, there, _ = url.partition("://")
+    if not there or not (scheme in {"http", "https"} or scheme.partition("+")[0] in STORES):
+        raise InvalidRequest(
+            f"{said} must begin with http:// or https:// (a gateway), or with valkey://, valkeys:// (TLS), "
+            "valkey+sentinel:// or valkey+cluster:// (a store).",
+            field="url",
+        )
 
 
 def target(url: str | None) -> Headgate:
@@ -31,6 +43,7 @@ def target(url: str | None) -> Headgate:
     logs.configure(configuration[LogSettings] if said else LogSettings(level=Level.WARNING), "cli")
     settings, prefix = configuration[ClientSettings], configuration[StoreSettings].prefix
     if settings.url:
+        check_url(settings.url, configuration.origin("client.url"))
         return Headgate(settings.url, token=settings.token or None, prefix=prefix)
     up = whereabouts.find(configuration[DataSettings].directory)
     if up is None:
