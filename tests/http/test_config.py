@@ -15,6 +15,8 @@ import httpx2
 import msgspec
 import pytest
 
+from headgate.config.dynamic import EdgeLimits
+from headgate.gateway.settings import LIMITS
 from headgate.kit.problems import StoreUnavailable, VersionConflict
 from headgate.sdk import Headgate
 from headgate.sdk.config import Changed, ContentType, Draft, Marked, Present, Update
@@ -332,6 +334,50 @@ def test_the_commands(run: Run, namespace: str, tmp_path: Path) -> None:
     refused = run("set", namespace, "a", "players = ")
     assert refused.returncode == 1
     assert "Line 1" in refused.stderr
+
+
+def test_a_text_that_is_refused_is_kept(run: Run, namespace: str, tmp_path: Path) -> None:
+    run("set", namespace, "a", "players = 1", "--type", "toml")
+    drafts = tmp_path / "drafts"
+    drafts.mkdir()
+    editor = tmp_path / "editor.sh"
+    editor.write_text("#!/bin/sh\necho 'players = ' > $1\n")
+    editor.chmod(0o755)
+    said = {"EDITOR": str(editor), "VISUAL": "", "TMPDIR": str(drafts)}
+    refused = run("edit", namespace, "a", **said)
+    assert refused.returncode == 1
+    (kept,) = drafts.rglob("*.toml")
+    assert kept.read_text() == "players = \n"
+    again = f"headgate config set {namespace} a --file {kept} --type toml"
+    assert again in refused.stderr
+    kept.write_text("players = 3")
+    assert run(*again.split()[2:]).returncode == 0
+    other = [sys.executable, "-m", "headgate", "config", "set", namespace, "a", "players = 7"]
+    editor.write_text(f"#!/bin/sh\n{' '.join(map(repr, other))} && sed -i s/3/4/ $1\n")
+    overtaken = run("edit", namespace, "a", **said)
+    assert overtaken.returncode == 1
+    assert f"`headgate config get {namespace} a` shows what is there now" in overtaken.stderr
+    assert "players = 4" in {path.read_text() for path in drafts.rglob("*.toml")}
+
+
+def test_own_settings_are_json_and_listed_with_their_meaning(run: Run) -> None:
+    listed = {row.split("\t")[0]: row for row in run("get", "headgate").stdout.splitlines()}
+    assert set(listed) == {"log/level", "edge/limits", "alerts/target"}
+    assert '{"perSecond":{}}\tRequests a second' in listed["edge/limits"]
+    assert run("set", "headgate", "edge/limits", '{"perSecond": {"gate": 600}}').returncode == 0
+    assert '{"perSecond": {"gate": 600}}' in run("get", "headgate").stdout
+    assert run("set", "headgate", "edge/limits", "--delete").returncode == 0
+
+
+def test_the_classes_that_may_be_named_are_the_edges() -> None:
+    assert set(EdgeLimits.CLASSES) == set(LIMITS)
+
+
+def test_a_version_that_was_never_made_is_told_the_newest(run: Run, namespace: str) -> None:
+    run("set", namespace, "a", "x")
+    refused = run("rollback", namespace, "a", "3")
+    assert refused.returncode == 1
+    assert refused.stderr == "headgate: There is no version 3 of a yet; the newest is 1.\n"
 
 
 def test_export_and_import_as_files(run: Run, namespace: str, tmp_path: Path) -> None:

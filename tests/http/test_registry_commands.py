@@ -81,9 +81,12 @@ def test_drain_evict_and_remove(shell: Shell) -> None:
     )
     assert shell.run("remove", "game/g", "b").returncode == 0
     assert shell.names() == []
-    wrong = shell.run("drain", "game/g", "nobody")
-    assert wrong.returncode == 1
-    assert "not registered" in wrong.stderr
+    missing = "There is no instance nobody in game/g; `headgate service show game/g` lists them."
+    for verb in ("drain", "remove"):
+        wrong = shell.run(verb, "game/g", "nobody")
+        assert (wrong.returncode, wrong.stderr) == (1, f"headgate: {missing}\n")
+    kept_out = shell.run("evict", "game/g", "nobody", "--for", "60")
+    assert (kept_out.returncode, missing in kept_out.stderr) == (0, True)
     assert shell.run("remove", "game", "b").returncode == 1
 
 

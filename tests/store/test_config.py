@@ -308,9 +308,15 @@ async def test_own_settings_are_checked_before_they_are_published(store: Store) 
         await config.publish(NAMESPACE, [Draft("nonsense", "1", ContentType.JSON)], author="ann")
     with pytest.raises(ContentInvalid):
         await config.publish(NAMESPACE, [Draft("log/level", '{"level": "loud"}', ContentType.JSON)], author="ann")
-    await config.publish(NAMESPACE, [Draft("log/level", '{"level": "debug"}', ContentType.JSON)], author="ann")
+    await config.publish(NAMESPACE, [Draft("log/level", '{"level": "debug"}')], author="ann")
+    assert (await config.get(NAMESPACE, "log/level")).content_type == ContentType.JSON
     with pytest.raises(ContentInvalid):
         await config.publish(NAMESPACE, [Draft("alerts/target", '{"url": "hook"}', ContentType.JSON)], author="ann")
+    for url in ("https://", "https:///path", "ftp://host", "http://host:port", "http://a b"):
+        with pytest.raises(ContentInvalid, match="with a host"):
+            await config.publish(NAMESPACE, [Draft("alerts/target", f'{{"url": "{url}"}}')], author="ann")
+    with pytest.raises(ContentInvalid, match="nope is no class of routes"):
+        await config.publish(NAMESPACE, [Draft("edge/limits", '{"perSecond": {"nope": 20}}')], author="ann")
     target = Draft("alerts/target", '{"key": "routing"}', ContentType.JSON, secret=False)
     await config.publish(NAMESPACE, [target], author="ann")
     assert (await config.get(NAMESPACE, "alerts/target")).secret, "whoever knows it may speak in our name"

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from contextlib import aclosing
@@ -18,10 +19,13 @@ from cyclopts import Parameter
 from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
-from headgate.config.model import MASK, ContentType, Draft, UnknownKey, Update, Value
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.config.dynamic import DEFINITIONS, definitions_of
+from headgate.config.dynamic import NAMESPACE as OWN
+from headgate.config.model import MASK, ContentInvalid, ContentType, Draft, UnknownKey, Update, Value
+from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
 from headgate.sdk.config_modes import Present
 
+REFUSED: Final = 1
 RETRY_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 100
 INDEX: Final = ".headgate.json"
@@ -44,7 +48,7 @@ async def get(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Print a value, or with no key the names of all.
+    """Print a value, or with no key the names of all; of `headgate`, what may be set there.
 
     Parameters
     ----------
@@ -58,6 +62,8 @@ async def get(
             found = sorted(await headgate.config.list(namespace), key=lambda value: value.key)
             if json:
                 output.as_json(found)
+            elif namespace == OWN:
+                _print_own(found)
             else:
                 output.table(
                     ("key", "version", "type", "published", "by"),
@@ -99,7 +105,8 @@ async def set_value(
     file
         Take the content from a file.
     type
-        What it is written in; as before if not given, or by the file's ending.
+        What it is written in; if not given, by the file's ending, or as before. A new key is text, one of Headgate's own
+        settings JSON.
     version
         Only if this version is the newest (0: only if there is none).
     secret
@@ -119,11 +126,10 @@ async def set_value(
                     before = await headgate.config.get(namespace, key)
                     kind = before.content_type
                 except UnknownKey:
-                    kind = ContentType.TEXT
+                    kind = _usual(namespace)
             made = await headgate.config.set(
-                namespace, key, text, content_type=type or kind or ContentType.TEXT, version=version, secret=secret,
-                reason=reason,
-            )  # fmt: skip
+                namespace, key, text, content_type=type or kind, version=version, secret=secret, reason=reason
+            )
     if json:
         output.as_json(made)
     else:
@@ -136,17 +142,43 @@ async def edit(namespace: Namespace, key: Key, *, reason: Reason = "", url: Url 
         try:
             value = await headgate.config.get(namespace, key)
         except UnknownKey:
-            value = Value(key, 0, content_type=_ENDINGS.get(Path(key).suffix, ContentType.TEXT))
+            usual = _ENDINGS.get(Path(key).suffix) or _usual(namespace)
+            value = Value(key, 0, content=_default(namespace, key), content_type=usual)
         if value.secret and value.content == MASK:
             raise InvalidRequest("This token may not see the secret, so it cannot edit it.")
-        content = await _edited(value)
-        if content == value.content:
-            output.say("headgate: nothing changed.")
-            return 0
-        made = await headgate.config.set(
-            namespace, key, content, content_type=value.content_type, version=value.version, secret=value.secret,
-            reason=reason,
-        )  # fmt: skip
+        draft = await asyncio.to_thread(_draft, value)
+        while True:
+            content = await _edited(draft)
+            if content == value.content:
+                await asyncio.to_thread(_throw_away, draft)
+                output.say("headgate: nothing changed.")
+                return 0
+            try:
+                made = await headgate.config.set(
+                    namespace, key, content, content_type=value.content_type, version=value.version,
+                    secret=value.secret, reason=reason,
+                )  # fmt: skip
+                break
+            except HeadgateError as error:
+                if isinstance(error, ContentInvalid) and _wants_to_go_on(error, draft):
+                    continue
+                words = (
+                    "headgate",
+                    "config",
+                    "set",
+                    namespace,
+                    key,
+                    "--file",
+                    str(draft),
+                    "--type",
+                    value.content_type,
+                )
+                step = f"`{shlex.join(words)}` publishes it"
+                if isinstance(error, VersionConflict):
+                    step = f"`headgate config get {namespace} {key}` shows what is there now, {step} all the same"
+                output.complain(error.detail, f"Your text is kept in {draft}; {step}.")
+                return REFUSED
+    await asyncio.to_thread(_throw_away, draft)
     output.say(f"headgate: {key} is at version {made.version}.")
     return 0
 
@@ -283,7 +315,7 @@ async def import_files(
     dry_run
         Only show what would change.
     """
-    wanted = await asyncio.to_thread(_read_files, directory)
+    wanted = await asyncio.to_thread(_read_files, directory, _usual(namespace))
     async with target(url) as headgate:
         present = {value.key: value for value in await headgate.config.list(namespace)}
         drafts = [
@@ -303,6 +335,34 @@ async def import_files(
     output.say(f"headgate: {len(drafts)} keys {'would change' if dry_run else 'changed'}.")
 
 
+def _usual(namespace: str) -> ContentType:
+    return ContentType.JSON if namespace == OWN else ContentType.TEXT
+
+
+def _default(namespace: str, key: str) -> str:
+    """Begin one of Headgate's own settings with what is in force while nothing is published."""
+    known = {each.key: each.default for each in definitions_of(DEFINITIONS)} if namespace == OWN else {}
+    return known.get(key, "")
+
+
+def _print_own(found: list[Value]) -> None:
+    """Print Headgate's own settings: the published ones and the others, with their meaning and their default."""
+    present = {value.key: value for value in found}
+    output.table(
+        ("key", "version", "value", "default", "meaning"),
+        [
+            (
+                each.key,
+                str(present[each.key].version) if each.key in present else "",
+                present[each.key].masked().content.strip() if each.key in present else "",
+                each.default,
+                each.text,
+            )
+            for each in definitions_of(DEFINITIONS)
+        ],
+    )
+
+
 def _content(content: str | None, file: Path | None) -> tuple[str, ContentType | None]:
     if (content is None) == (file is None):
         raise InvalidRequest("Give the content, or --file, or - for stdin.", field="content")
@@ -313,16 +373,37 @@ def _content(content: str | None, file: Path | None) -> tuple[str, ContentType |
     return content or "", None
 
 
-async def _edited(value: Value) -> str:
-    """Let a person edit a content; secrets are in a file that only they may read, and only for so long."""
+def _draft(value: Value) -> Path:
+    """Write a content where a person can edit it: a file that only they may read, kept until it is published."""
+    path = Path(tempfile.mkdtemp(prefix="headgate-")) / f"value{_ENDING.get(value.content_type, '.txt')}"
+    path.write_text(value.content, "utf-8")
+    return path
+
+
+async def _edited(draft: Path) -> str:
     editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / f"value{_ENDING.get(value.content_type, '.txt')}"
-        path.write_text(value.content, "utf-8")
-        process = await asyncio.create_subprocess_exec(*editor, str(path))
-        if await process.wait() != 0:
-            raise InvalidRequest("The editor failed; nothing was published.")
-        return path.read_text("utf-8")
+    try:
+        process = await asyncio.create_subprocess_exec(*editor, str(draft))
+    except OSError as error:
+        await asyncio.to_thread(_throw_away, draft)
+        raise InvalidRequest(
+            f"The editor {editor[0]} cannot be run: {error.strerror}. Name another in EDITOR."
+        ) from error
+    if await process.wait() != 0:
+        raise InvalidRequest(f"The editor failed, so nothing was published; the text is kept in {draft}.")
+    return await asyncio.to_thread(draft.read_text, "utf-8")
+
+
+def _throw_away(draft: Path) -> None:
+    shutil.rmtree(draft.parent, ignore_errors=True)
+
+
+def _wants_to_go_on(error: ContentInvalid, draft: Path) -> bool:
+    """Ask a person whose text is not well-formed whether they mend it now; others are not asked."""
+    if not sys.stdin.isatty():
+        return False
+    answer = output.ask(f"headgate: {error.detail} Your text is kept in {draft}. Edit it again? [Y/n] ")
+    return answer.strip().lower() in {"", "y", "yes"}
 
 
 def _write_files(directory: Path, values: list[Value]) -> None:
@@ -344,7 +425,7 @@ class _File(msgspec.Struct, frozen=True, rename="camel"):
     secret: bool = False
 
 
-def _read_files(directory: Path) -> dict[str, tuple[str, ContentType, bool]]:
+def _read_files(directory: Path, usual: ContentType) -> dict[str, tuple[str, ContentType, bool]]:
     if not directory.is_dir():
         raise InvalidRequest(f"{directory} is not a directory.", field="directory")
     index_file = directory / INDEX
@@ -354,7 +435,7 @@ def _read_files(directory: Path) -> dict[str, tuple[str, ContentType, bool]]:
         key = path.relative_to(directory).as_posix()
         if not path.is_file() or key == INDEX or Path(key).parts[0] == ".git":
             continue
-        known = index.get(key) or _File(_ENDINGS.get(path.suffix, ContentType.TEXT))
+        known = index.get(key) or _File(_ENDINGS.get(path.suffix, usual))
         found[key] = (path.read_text("utf-8"), known.content_type, known.secret)
     return found
 

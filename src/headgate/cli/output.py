@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -70,6 +71,18 @@ def say(text: str) -> None:
     """Tell the person something that is not data."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def ask(question: str) -> str:
+    """Ask the person something and give the line they type; Ctrl-C there ends the command."""
+    # It would only be noted while we wait here, and whoever pressed it would wait for a prompt that does not come.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        return sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def complain(sentence: str, next_step: str = "") -> None:

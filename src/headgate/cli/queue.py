@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from contextlib import suppress
 from typing import Annotated, Final
@@ -266,15 +265,7 @@ def _confirm(question: str, expected: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidRequest("This cannot be undone; say --yes to do it without being asked.")
-    # Ctrl-C would only be noted while we wait here, and whoever pressed it would wait for a prompt that does not come.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        sys.stderr.write(question)
-        sys.stderr.flush()
-        answer = sys.stdin.readline()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if answer.strip() != expected:
+    if output.ask(question).strip() != expected:
         raise InvalidRequest("That is another name, so nothing was done.")
 
 

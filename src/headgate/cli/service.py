@@ -17,13 +17,19 @@ from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, InvalidRequest
-from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record
+from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record, UnknownInstance
 from headgate.sdk import Headgate
 from headgate.sdk.registry_modes import Gone, Listed, Put
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RETRY_SECONDS: Final = 1.0
 Namespace = Annotated[str, Parameter(name="--namespace", help="The service's namespace.")]
+
+
+class NoSuchInstance(HeadgateError):
+    """There is no such instance."""
+
+    code = "no_such_instance"
 
 
 async def list_services(*, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:
@@ -144,6 +150,8 @@ async def remove(service: str, instance: str, *, namespace: Namespace = "default
     """
     type_, group = _place(service)
     async with _client(url, namespace) as headgate:
+        if not await _is_there(headgate, type_, group, instance):
+            raise NoSuchInstance(_missing(service, instance))
         await headgate.registry.remove(instance, type_, group)
     output.say(f"headgate: {instance} is removed.")
 
@@ -165,7 +173,10 @@ async def drain(
     type_, group = _place(service)
     change = OverrideChange(drain=None if undo else True)
     async with _client(url, namespace) as headgate:
-        await headgate.registry.override(type_, group, instance, change)
+        try:
+            await headgate.registry.override(type_, group, instance, change)
+        except UnknownInstance as error:
+            raise NoSuchInstance(_missing(service, instance)) from error
     output.say(f"headgate: {instance} {'takes traffic again' if undo else 'is draining'}.")
 
 
@@ -190,8 +201,12 @@ async def evict(
     """
     type_, group = _place(service)
     async with _client(url, namespace) as headgate:
+        there = await _is_there(headgate, type_, group, instance)
         await headgate.registry.evict(type_, group, instance, seconds)
-    output.say(f"headgate: {instance} is evicted for {seconds:g} s.")
+    if there:
+        output.say(f"headgate: {instance} is evicted for {seconds:g} s.")
+    else:
+        output.say(f"headgate: {_missing(service, instance)} Should it come, it is refused for {seconds:g} s.")
 
 
 async def register(
@@ -311,6 +326,16 @@ def _client(url: str | None, namespace: str) -> Headgate:
     headgate = target(url)
     headgate.namespace = namespace
     return headgate
+
+
+async def _is_there(headgate: Headgate, type_: str, group: str, instance: str) -> bool:
+    found = await headgate.registry.discover(type_, group)
+    # In an outage nobody knows; whatever comes next says so.
+    return found.stale or any(each.instance_id == instance for each in found)
+
+
+def _missing(service: str, instance: str) -> str:
+    return f"There is no instance {instance} in {service}; `headgate service show {service}` lists them."
 
 
 def _place(service: str) -> tuple[str, str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -33,18 +35,42 @@ class LogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Requests a second that one client address may make, by class of route; what is absent stays as configured."""
+    """Requests a second that one client address may make, by class of route (entry, status, stream, gate, unauthorized);
+    what is absent stays as configured."""
 
+    CLASSES: ClassVar[tuple[str, ...]] = ("entry", "status", "stream", "gate", "unauthorized")
     per_second: dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
+
+    def __post_init__(self) -> None:
+        for name in self.per_second:
+            if name not in self.CLASSES:
+                raise ValueError(f"{name} is no class of routes; there are {', '.join(self.CLASSES)}")
 
 
 class AlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
     SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
-    url: Annotated[str, Meta(pattern=r"^(https?://\S+)?$")] = ""
+    url: str = ""
     format: Literal["generic", "slack", "pagerduty"] = "generic"
     key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.url and not _is_web_address(self.url):
+            raise ValueError("the url must be http:// or https:// with a host")
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        split = urlsplit(url)
+        return (
+            split.scheme in {"http", "https"}
+            and bool(split.hostname)
+            and split.port != 0
+            and re.search(r"\s", url) is None
+        )
+    except ValueError:
+        return False
 
 
 DEFINITIONS: Final[Mapping[str, type[Any]]] = {

@@ -167,7 +167,7 @@ class Config:
         reply = await self.store.run(VERSIONS, self.space(namespace), check_key(key), version + 1, 1)
         entries = [_entries.decode(each) for each in cast("list[bytes]", reply)]
         if not entries or entries[0].version != version:
-            raise UnknownVersion(f"Version {version} of {key} is not kept.")
+            raise UnknownVersion(await self._missing(namespace, key, version))
         return entries[0].value()
 
     async def roll_back(
@@ -180,14 +180,25 @@ class Config:
         words = reason or f"back to version {version}"
         return (await self.publish(namespace, [draft], author=author, reason=words))[key]
 
+    async def _missing(self, namespace: str, key: str, version: int) -> str:
+        """Say why there is no such version: it was never made, or is kept no more."""
+        newest = cast("list[bytes]", await self.store.run(VERSIONS, self.space(namespace), key, 0, 1))
+        if not newest:
+            return f"There is no key {key} in {namespace}."
+        last = _entries.decode(newest[0]).version
+        if version > last:
+            return f"There is no version {version} of {key} yet; the newest is {last}."
+        return f"Version {version} of {key} is not kept."
+
     async def _typed(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """Fill in the content types that nobody said: as they were, or text."""
+        """Fill in the content types that nobody said: as they were; of a new key text, or JSON where it has a definition."""
         unsaid = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
         if not unsaid:
             return drafts
         types = {value.key: value.content_type for value in (await self._state(self.space(namespace), unsaid)).values}
+        usual = ContentType.JSON if namespace in self.definitions else ContentType.TEXT
         return [
-            msgspec.structs.replace(draft, content_type=draft.content_type or types.get(draft.key, ContentType.TEXT))
+            msgspec.structs.replace(draft, content_type=draft.content_type or types.get(draft.key, usual))
             for draft in drafts
         ]
 
