@@ -153,6 +153,14 @@ def test_serve_with_an_unreachable_store_or_a_wrong_password_says_so(tmp_path: P
     assert "wrong@" not in wrong.stderr
 
 
+@pytest.mark.parametrize("process", ["worker", "relay", "arena"])
+def test_what_works_only_together_with_others_starts_no_store_of_its_own(tmp_path: Path, process: str) -> None:
+    refused = headgate("serve", process, cwd=tmp_path, HEADGATE_ADMIN_TOKEN="long-enough-to-be-a-token")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("headgate: No store is named and no `up` runs here; ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_tells_when_it_is_ready_and_ends_with_0(tmp_path: Path, server: Topology, prefix: str) -> None:
     port = free_port()
     with (tmp_path / "log").open("wb") as log:
@@ -164,6 +172,8 @@ def test_a_worker_tells_when_it_is_ready_and_ends_with_0(tmp_path: Path, server:
         )
     try:
         wait_until(lambda: _status(port, "/readyz") == 200, 30, "the worker is ready")
+        named = next(line for line in (tmp_path / "log").read_text().splitlines() if "store named" in line)
+        assert msgspec.json.decode(named)["origin"] == "--store"
         assert "headgate_job" in httpx2.get(f"http://127.0.0.1:{port}/metrics").text
         worker.terminate()
         assert worker.wait(15) == 0

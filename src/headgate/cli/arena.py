@@ -20,6 +20,7 @@ from headgate.cli.ports import refuse_taken
 from headgate.cli.presence import live_settings, process_record
 from headgate.cli.process import begin, listen_operations, store_trouble
 from headgate.cli.settings import ClientSettings, read_settings
+from headgate.cli.target import check_url
 from headgate.config.dynamic import DEFINITIONS
 from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
 from headgate.config.settings import ConfigSettings
@@ -112,12 +113,14 @@ async def arena(
 async def _client(configuration: Configuration, life: Life) -> AsyncIterator[Headgate]:
     """Open the way to the waiting room: a gateway if one is named, else the store."""
     client, settings = configuration[ClientSettings], configuration[ArenaSettings]
+    if client.url:
+        check_url(client.url, configuration.origin("client.url"))
     if client.url.startswith(("http://", "https://")):
         async with Headgate(client.url, token=client.token or None, namespace=settings.namespace) as hg:
             yield hg
         return
     prefix = configuration[StoreSettings].prefix
-    async with local_store(configuration, life.end) as store_url:
+    async with local_store(configuration, life.end, alone=False) as store_url:
         async with Headgate(store_url, prefix=prefix, namespace=settings.namespace) as hg:
             yield hg
 

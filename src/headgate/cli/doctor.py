@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from headgate.cli import findings, output, whereabouts
 from headgate.cli.findings import Finding, Level
 from headgate.cli.flags import Json
+from headgate.cli.local_store import NoStore
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Configuration
@@ -25,12 +26,6 @@ from headgate.store.settings import EMBEDDED
 
 _PINGS = 50
 _SLOW_MS, _VERY_SLOW_MS = 10.0, 100.0
-
-
-class NoStore(HeadgateError):
-    """No store is named and no `up` runs here; give one with --store, or run `headgate up` in this directory."""
-
-    code = "no_store"
 
 
 async def doctor(

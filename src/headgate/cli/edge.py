@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 Opening = Callable[[Configuration, GatewaySettings, str], "AbstractAsyncContextManager[Gateway]"]
 
 
-async def serve_edge(opening: Opening, configuration: Configuration, settings: GatewaySettings) -> None:
-    """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL."""
+async def serve_edge(
+    opening: Opening, configuration: Configuration, settings: GatewaySettings, *, alone: bool = True
+) -> None:
+    """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL.
+
+    Not `alone`, a store must be named, or be that of the `up` running here.
+    """
     if not settings.admin_token:
         raise AdminTokenMissing  # before anything listens, and not from a worker
     async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
-        async with local_store(configuration, life.end) as url:
+        async with local_store(configuration, life.end, alone=alone) as url:
             await serve(
                 partial(opening, configuration, settings, url),
                 settings,

@@ -12,31 +12,47 @@ from headgate.cli import whereabouts
 from headgate.cli.settings import DataSettings
 from headgate.kit import logs
 from headgate.kit.problems import HeadgateError
-from headgate.kit.settings import Configuration
+from headgate.kit.settings import DEFAULT, Configuration
 from headgate.store import StoreSettings
+from headgate.store.address import parse_address
 from headgate.store.embedded import Embedded
 from headgate.store.settings import EMBEDDED
 
 log = structlog.get_logger()
 
 
+class NoStore(HeadgateError):
+    """No store is named and no `up` runs here; give --store or HEADGATE_STORE, or run `headgate up` in this directory."""
+
+    code = "no_store"
+
+
 @asynccontextmanager
 async def local_store(
-    configuration: Configuration, give_up: Callable[[], None], *, share: bool = True
+    configuration: Configuration, give_up: Callable[[], None], *, share: bool = True, alone: bool = True
 ) -> AsyncIterator[str]:
     """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called.
 
-    With `share`, the embedded store of a running `up` will do.
+    With `share`, the embedded store of a running `up` will do. Not `alone`, one of our own must be asked for: what works
+    only together with others is of no use on a store that they do not know.
     """
     url = configuration[StoreSettings].url
     if url != EMBEDDED:
+        log.info("store named", store=repr(parse_address(url)), origin=configuration.origin("store.url"))
         yield url
         return
     directory = configuration[DataSettings].directory
     up = whereabouts.find(directory) if share else None
     if up is not None:
+        log.info("store of the `up` running here", store=repr(parse_address(up.store)))
         yield up.store
         return
+    if not alone and configuration.origin("store.url") == DEFAULT:
+        raise NoStore
+    if share:
+        log.warning(
+            "no store is named; an embedded one is started, for this process alone", directory=str(directory / "store")
+        )
     async with Embedded(directory / "store") as embedded:
         logs.hide(embedded.password)
         keeping = asyncio.ensure_future(_keep(embedded, give_up))

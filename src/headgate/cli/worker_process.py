@@ -28,7 +28,7 @@ async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Lea
     begin(configuration, "worker", leash=leash)
     # Jobs that are being sent have as long as in a relay to come to their end; everything else is quick.
     stop_seconds = max(STOP_SECONDS, configuration[RelaySettings].drain_seconds + SPARE_SECONDS)
-    async with Life(stop_seconds) as life, local_store(configuration, life.end) as url:
+    async with Life(stop_seconds) as life, local_store(configuration, life.end, alone=False) as url:
         settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
         async with open_store(settings) as opened:
 
