@@ -59,4 +59,6 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/fenced_sqlite.py URL, a store's such as valkey://localhost:6379/0")
     asyncio.run(main(sys.argv[1]))

@@ -37,13 +37,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str =
         line(empty)
         return
     console = Console()
-    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    widths = [
+        max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *rows, strict=True)
+    ]
     if len(columns) > _FEW_COLUMNS and console.width < _NARROW and sum(widths) + 2 * len(widths) - 2 > console.width:
         _print_blocks(console, columns, rows)
         return
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        drawn.add_column(column, overflow="fold", no_wrap=number == 0 and widths[0] <= console.width // 2)
     for row in rows:
         drawn.add_row(*(escape(cell) for cell in row))
     console.print(drawn)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.settings import read_settings
@@ -24,7 +26,14 @@ def settings(*, json: Json = False) -> None:
             ]
         )
     else:
+        # On a terminal five columns would be cut to shreds; a name that is to be copied must not be.
+        looked_at = sys.stdout.isatty()
         output.table(
-            ("setting", "value", "from", "meaning"),
-            [(value.name, value.shown, value.origin, value.doc) for value in values],
+            ("setting, in the environment", "value", "from", "meaning"),
+            [
+                (f"{value.name}\n{value.environment[0]}", value.shown, value.origin, value.doc)
+                if looked_at
+                else (value.name, value.shown, value.origin, value.doc, value.environment[0])
+                for value in values
+            ],
         )

@@ -6,10 +6,17 @@ import platform
 
 from headgate import __version__
 from headgate.cli import output
+from headgate.cli.flags import Json
 
 
-def version(*, json: bool = False) -> None:
-    """Say which version this is."""
+def version(*, json: Json = False) -> None:
+    """Say which version this is.
+
+    Parameters
+    ----------
+    json
+        Print JSON, with Python's version.
+    """
     if json:
         output.as_json({"headgate": __version__, "python": platform.python_version()})
     else:
