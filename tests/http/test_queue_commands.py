@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
-from headgate.cli.queue import read_policy
+from headgate.cli.policy_words import read_policy
 from headgate.kit.problems import InvalidRequest
 from tests.processes import GatewayProcess
 from tests.topology import Topology
@@ -77,17 +77,26 @@ def test_a_queue_from_creation_to_deletion(shell: Shell) -> None:
     assert shell.run("queue", "drain", "main").returncode == 0
     shown = shell.run("queue", "show", "main").stdout
     assert "draining" in shown
+    rows = dict(line.split("\t") for line in shown.splitlines())
+    assert (rows["ratePerSecond"], rows["now.ratePerSecond"][0].isdigit()) == ("no limit", True)
+    assert len(rows) == len(shown.splitlines()), "no name means two things"
     refused = shell.run("queue", "reset", "main")
     assert (refused.returncode, "--yes" in refused.stderr) == (1, True)
     assert shell.run("queue", "reset", "main", "--yes").returncode == 0
     assert shell.json("queue", "show", "main")["generation"] == 2
     actions = [record["action"] for record in shell.json("queue", "audit", "main")["records"]]
     assert actions == ["reset", "drain", "resume", "admit", "pause", "configure", "configure"]
+    changed = [line.split("\t")[3] for line in shell.run("queue", "audit", "main").stdout.splitlines()]
+    assert changed[-2:] == [
+        "ratePerSecond 5 → no limit",
+        "seats fixed, capacity 2, ratePerSecond 5, message Welcome, all",
+    ]
     assert shell.json("queue", "history", "main") == {"queue": "main", "minutes": []}
     assert shell.run("queue", "delete", "main", "--yes").returncode == 0
     gone = shell.run("queue", "show", "main")
     assert gone.returncode == 1
-    assert "headgate queue create" in gone.stderr
+    assert gone.stderr.startswith("headgate: There is no queue main; ")
+    assert "headgate queue create main" in gone.stderr
     assert "Traceback" not in gone.stderr
 
 
@@ -97,6 +106,22 @@ def test_a_field_that_makes_no_sense_is_refused(word: str) -> None:
         read_policy((word,))
     assert word.split("=")[0] in refused.value.detail
     assert "$" not in refused.value.detail
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("placement=foo", "it is one of most-free, packed."),
+        ("fail-mode=foo", "it is one of open, closed."),
+        ("opensAt=tomorrow", "such as 2026-12-24T18:00:00Z"),
+        ("ratePerSecond=", "ratePerSecond has no value; ratePerSecond=null takes the limit away."),
+        ("capacity=many", "capacity=null takes the limit away."),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_what_can(word: str, said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_policy((word,))
+    assert said in refused.value.detail
 
 
 @pytest.mark.parametrize("shell", ["gateway"], indirect=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Final
 
-import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.live import Live
@@ -15,12 +15,12 @@ from rich.table import Table
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.policy_words import changes, figure_rows, in_words, policy_rows, read_policy
 from headgate.cli.target import Url, target
-from headgate.gateway.reading import invalid
 from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
 from headgate.sdk import Headgate
-from headgate.waiting_room import PolicyChange, QueueView
-from headgate.waiting_room.policy import MANY_SEATS, Policy
+from headgate.waiting_room import QueueView
+from headgate.waiting_room.problems import QueueUnknown
 
 EVERY_SECONDS: Final = 1.0
 COLUMNS: Final = (
@@ -62,7 +62,7 @@ async def show(queue: Queue, *, namespace: Namespace = "default", url: Url = Non
     json
         Print JSON.
     """
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         _print(await headgate.queues.show(queue), json=json)
 
 
@@ -79,7 +79,7 @@ async def create(
         Print JSON.
     """
     change = read_policy(policy)
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         try:
             view = await headgate.queues.configure(queue, change, expected=0)
         except VersionConflict as error:
@@ -104,7 +104,7 @@ async def set_policy(
     if not policy:
         raise InvalidRequest("Say what to change, such as ratePerSecond=5.")
     change = read_policy(policy)
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         await headgate.queues.show(queue)
         _print(await headgate.queues.configure(queue, change), json=json)
 
@@ -146,7 +146,7 @@ async def reset(queue: Queue, *, yes: Yes = False, namespace: Namespace = "defau
 async def delete(queue: Queue, *, yes: Yes = False, namespace: Namespace = "default", url: Url = None) -> None:
     """Delete a queue and everything in it."""
     _confirm(f"{queue} and everybody in it will be gone. Type the queue's name to go on: ", queue, yes=yes)
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         await headgate.queues.delete(queue)
     output.say(f"{queue} deleted")
 
@@ -159,14 +159,14 @@ async def audit(queue: Queue, *, namespace: Namespace = "default", url: Url = No
     json
         Print JSON.
     """
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         found = await headgate.queues.audit(queue)
     if json:
         output.as_json(found)
         return
     output.table(
-        ("at", "who", "action", "new"),
-        [(record.at, record.who, record.action, record.new) for record in found.records],
+        ("at", "who", "action", "changed"),
+        [(record.at, record.who, record.action, changes(record.old, record.new)) for record in found.records],
         empty="Nothing was changed yet.",
     )
 
@@ -183,7 +183,7 @@ async def history(
     json
         Print JSON.
     """
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         found = await headgate.queues.history(queue, minutes)
     if json:
         output.as_json(found)
@@ -210,7 +210,7 @@ async def watch(queue: Queue, *, namespace: Namespace = "default", url: Url = No
     json
         Print one line of JSON a second.
     """
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         if json or not sys.stdout.isatty():
             while True:
                 view = await headgate.queues.show(queue)
@@ -225,36 +225,25 @@ async def watch(queue: Queue, *, namespace: Namespace = "default", url: Url = No
                 await asyncio.sleep(EVERY_SECONDS)
 
 
-def read_policy(words: tuple[str, ...]) -> PolicyChange:
-    """Read `field=value` words; a value is JSON, or plain text where that is no JSON."""
-    said: dict[str, object] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise InvalidRequest(f"{word} should be a field and its value, such as ratePerSecond=5.")
-        value: object = text
-        with suppress(msgspec.DecodeError):
-            value = msgspec.json.decode(text)
-        said[_camel(name)] = value
-    try:
-        return msgspec.convert(said, PolicyChange)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{invalid(error).detail} `headgate queue show NAME` lists the fields of one.") from error
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.replace("-", "_").split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def _client(url: str | None, namespace: str) -> Headgate:
+@asynccontextmanager
+async def _client(url: str | None, namespace: str, queue: str = "") -> AsyncIterator[Headgate]:
+    """Open the client; a queue that is not there is called by its name."""
     client = target(url)
     client.namespace = namespace
-    return client
+    try:
+        async with client:
+            yield client
+    except QueueUnknown as error:
+        if not queue:
+            raise
+        raise QueueUnknown(
+            f"There is no queue {queue}; `headgate queue list` shows those that are there, `headgate queue create {queue}` "
+            "makes it."
+        ) from error
 
 
 async def _operate(queue: str, action: str, namespace: str, url: str | None, count: int | None = None) -> None:
-    async with _client(url, namespace) as headgate:
+    async with _client(url, namespace, queue) as headgate:
         view = await headgate.queues.operate(queue, action, count)
     kept = f", {view.figures.kept} seats kept" if view.figures.kept else ""
     output.say(f"{queue}: {_state(view)}, {view.waiting} waiting, {view.holds} called, {view.sessions} inside{kept}")
@@ -275,7 +264,7 @@ def _state(view: QueueView) -> str:
 
 def _row(view: QueueView) -> tuple[str, ...]:
     figures = view.figures
-    capacity = "∞" if sys.stdout.isatty() and figures.capacity >= MANY_SEATS else str(figures.capacity)
+    capacity = in_words("capacity", figures.capacity) if sys.stdout.isatty() else str(figures.capacity)
     counts = (str(number) for number in (view.waiting, view.away, view.holds, figures.kept, view.sessions))
     return (view.queue, _state(view), *counts, capacity, str(view.admitted_total), f"{figures.rate_per_second:.2f}")
 
@@ -284,15 +273,14 @@ def _print(view: QueueView, *, json: bool) -> None:
     if json:
         output.as_json(view)
         return
-    policy = msgspec.to_builtins(view)
-    rows = [(name, _plain(policy[_camel(name)])) for name in Policy.__struct_fields__]
-    figures = [(name, _plain(value)) for name, value in msgspec.to_builtins(view.figures).items()]
     state = [("state", _state(view)), ("version", str(view.version)), ("generation", str(view.generation))]
-    output.table(("of " + view.queue, ""), [*state, *((_camel(name), value) for name, value in rows), *figures])
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if not sys.stdout.isatty():
+        # Both have a capacity and a rate: without headings, those of the moment say so.
+        output.table((), [*state, *policy_rows(view), *((f"now.{name}", value) for name, value in figure_rows(view))])
+        return
+    output.table((f"{view.queue}: policy", ""), [*state[1:], *policy_rows(view)])
+    output.line("")
+    output.table((f"{view.queue}: now", ""), [state[0], *figure_rows(view)])
 
 
 def _drawn(view: QueueView) -> Table:

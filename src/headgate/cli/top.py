@@ -20,11 +20,11 @@ from rich.text import Text
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.policy_words import in_words
 from headgate.cli.standing import Standing, read_standing
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.sdk import Headgate
-from headgate.waiting_room.policy import MANY_SEATS
 
 Namespace = Annotated[str, Parameter(name="--namespace", help="The namespace to look at.")]
 SHORTEST_SECONDS = 0.2
@@ -144,7 +144,7 @@ def sections(standing: Standing) -> list[Section]:
             *_texts(each.waiting, each.away),
             f"{each.admitted_per_second:.1f}",
             *_texts(each.holds, each.sessions),
-            "∞" if each.capacity >= MANY_SEATS else str(each.capacity),
+            in_words("capacity", each.capacity),
         )
         for each in standing.queues
     ]
