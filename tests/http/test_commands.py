@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 import pytest
 
+from headgate import __version__
 from headgate.cli.commands import run
 from headgate.store import acl
 from tests.processes import GatewayProcess
@@ -161,6 +162,17 @@ def test_what_works_only_together_with_others_starts_no_store_of_its_own(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_arena_that_is_refused_does_not_say_that_it_started(tmp_path: Path, gateway_process: GatewayProcess) -> None:
+    admin = {"X-API-Token": gateway_process.token}
+    queue = f"q{free_port()}"
+    httpx2.put(f"{gateway_process.url}/api/admin/queues/{queue}", json={}, headers=admin).raise_for_status()
+    where = ("--url", gateway_process.url, "--port", str(free_port()), "--queue", queue)
+    refused = headgate("serve", "arena", *where, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "HEADGATE_TOKEN" in refused.stderr
+    assert "arena started" not in refused.stderr
+
+
 def test_a_worker_tells_when_it_is_ready_and_ends_with_0(tmp_path: Path, server: Topology, prefix: str) -> None:
     port = free_port()
     with (tmp_path / "log").open("wb") as log:
@@ -212,6 +224,28 @@ def test_doctor_finds_nothing_wrong_with_a_good_store(tmp_path: Path, server: To
     found = headgate("doctor", "--store", server.url, "--json", cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert {finding["level"] for finding in msgspec.json.decode(found.stdout)} <= {"ok", "warning"}
+
+
+def test_doctor_looks_at_a_gateway(tmp_path: Path, gateway_process: GatewayProcess) -> None:
+    def found(url: str, **environment: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        looked = headgate("doctor", "--url", url, "--json", cwd=tmp_path, **environment)
+        findings = msgspec.json.decode(looked.stdout)
+        assert all(finding["advice"] for finding in findings if finding["level"] != "ok")
+        return looked.returncode, {each["check"]: (each["level"], each["found"]) for each in findings}
+
+    code, findings = found(gateway_process.url, HEADGATE_TOKEN=gateway_process.token)
+    assert code == 0, findings
+    assert {level for level, _ in findings.values()} == {"ok"}
+    assert findings["token"][1] == "admin, with the role admin"
+    assert findings["version"][1] == f"Headgate {__version__}"
+    assert set(findings) == {"connection", "version", "token", "store"}
+    for token in ({}, {"HEADGATE_TOKEN": "wrong"}):
+        code, findings = found(gateway_process.url, **token)
+        assert (code, findings["token"][0]) == (1, "problem")
+    code, findings = found(f"http://127.0.0.1:{free_port()}")
+    assert (code, list(findings)) == (1, ["connection"])
+    refused = headgate("doctor", "--url", "localhost:8080", cwd=tmp_path)
+    assert "must begin with http:// or https://" in refused.stderr
 
 
 def test_doctor_reports_a_remote_store_without_a_password(tmp_path: Path) -> None:

@@ -186,10 +186,24 @@ def test_data_and_token_are_there_again_after_a_restart(start: Callable[..., Up]
     assert "kept" in command(tmp_path, "token", "list").stdout
 
 
+def test_data_elsewhere_is_said_with_the_way_to_find_it(start: Callable[..., Up], tmp_path: Path) -> None:
+    up = start("--json", "--no-demo", "--data", "elsewhere")
+    up.ready()
+    said = f"HEADGATE_DATA_DIRECTORY={tmp_path / 'elsewhere'}"
+    assert said in up.said()
+    assert command(tmp_path, "queue", "list").returncode == 1
+    name, _, value = said.partition("=")
+    assert command(tmp_path, "queue", "list", **{name: value}).returncode == 0
+
+
 def test_a_child_that_dies_is_named_with_its_cause_and_started_again(shared: Up) -> None:
     up = shared
     up.child("serve", "gateway").kill()
     wait_until(lambda: "the gateway was killed by SIGKILL" in up.said(), 10, "its death is told")
+    told = next(line for line in up.said().splitlines() if "was killed by SIGKILL" in line)
+    line = msgspec.json.decode(told, type=dict[str, str])
+    assert line["event"] == "the gateway was killed by SIGKILL; starting it again"
+    assert (line["level"], line["process"], line["time"][-1]) == ("warning", "up", "Z")
     wait_until(lambda: up.status() == 200, READY_SECONDS, "the gateway answers again")
     assert up.process.poll() is None
 

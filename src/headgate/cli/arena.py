@@ -138,12 +138,12 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
         record = msgspec.structs.replace(process_record("arena", settings.host, port), protocol="tcp")
         offer.registration = SeatRegistration(hg.registry, record)
         async with listen_operations(configuration, why_not) as ops_port:
-            log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
             if not await _queue_exists(hg, settings.queue, life):
                 return
             # Before the first heartbeat: whoever is called by it may be here before its answer is.
             game.offer(offer, _check(hg, offer, configuration))
             async with offer:
+                log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
                 await life.quiet.wait()
                 await game.drain()
     log.info("arena stopped")

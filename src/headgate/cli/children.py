@@ -18,6 +18,7 @@ from time import monotonic
 
 import msgspec
 
+from headgate.cli.log_lines import log_line
 from headgate.kit.children import signal_child
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
@@ -134,14 +135,18 @@ class Running:
 
     async def _mourn(self, code: int, quiet: asyncio.Event) -> None:
         """Say which child died and why; raise if starting it again would not help."""
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        words = _plain(self._last_words[-1]) if self._last_words else "it said nothing"
+        killed = code < 0
+        how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with code {code}"
+        # Who is killed does not say why: its last words are about something else.
+        said = _plain(self._last_words[-1]) if self._last_words else "it said nothing"
+        words = "" if killed else f": {said}"
         if not self.ready.is_set():
-            raise ChildFailed(f"The {self.child.name} {how} while starting: {words}")
+            raise ChildFailed(f"The {self.child.name} {how} while starting{words}")
         self._deaths.append(monotonic())
         if len(self._deaths) == _MANY_DEATHS and self._deaths[-1] - self._deaths[0] < _RECENT_SECONDS:
-            raise ChildFailed(f"The {self.child.name} {how} for the {_MANY_DEATHS}rd time in a row: {words}")
-        self._tell("up", f"the {self.child.name} {how} ({words}); starting it again")
+            raise ChildFailed(f"The {self.child.name} {how} for the {_MANY_DEATHS}rd time in a row{words}")
+        again = "; starting it again"
+        self._tell("up", log_line("up", "warning", f"the {self.child.name} {how}{words.rstrip('.')}{again}"))
         with suppress(TimeoutError):
             async with asyncio.timeout(RESTART_SECONDS):
                 await quiet.wait()

@@ -11,13 +11,10 @@ from cyclopts import App, CycloptsError
 
 from headgate import __version__
 from headgate.cli import misuse, output
-from headgate.kit.problems import HeadgateError, StoreUnavailable, Unauthorized
+from headgate.cli.next_steps import next_step
+from headgate.kit.problems import HeadgateError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-_NEXT: dict[type[HeadgateError], str] = {
-    StoreUnavailable: "Check that it runs and that the address is right; `headgate doctor` tells more.",
-    Unauthorized: "Set HEADGATE_TOKEN to the admin token, or to one that `headgate token create` printed.",
-}
 
 app = App(
     name="headgate",
@@ -107,7 +104,11 @@ app.command(
     "headgate.cli.load:load", name="load", help="Send a simulated crowd through a queue and draw what happened."
 )
 app.command("headgate.cli.top:top", name="top", help="Watch queues, servers, services, upstreams and locks live.")
-app.command("headgate.cli.doctor:doctor", name="doctor", help="Check the store, and say what to do about each finding.")
+app.command(
+    "headgate.cli.doctor:doctor",
+    name="doctor",
+    help="Check the store or a gateway, and say what to do about each finding.",
+)
 app.command("headgate.cli.show_settings:settings", name="settings", help="Show every setting in force and its origin.")
 app.command("headgate.cli.version:version", name="version", help="Say which version this is.")
 
@@ -135,7 +136,7 @@ def run(arguments: Sequence[str]) -> int:
     except HeadgateError as error:
         if debug:
             traceback.print_exc()
-        output.complain(error.detail, next((step for kind, step in _NEXT.items() if isinstance(error, kind)), ""))
+        output.complain(error.detail, next_step(error))
         return FAILED
     except Exception as error:  # noqa: BLE001  # the last stop: people get a sentence, --debug the traceback
         if debug:

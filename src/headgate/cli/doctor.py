@@ -13,8 +13,10 @@ from cyclopts import Parameter
 from headgate.cli import findings, output, whereabouts
 from headgate.cli.findings import Finding, Level
 from headgate.cli.flags import Json
+from headgate.cli.gateway_findings import of_gateway
 from headgate.cli.local_store import NoStore
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
+from headgate.cli.target import check_url
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Configuration
 from headgate.store import Store, StoreSettings, acl, open_store
@@ -24,6 +26,7 @@ from headgate.store.link import LinkLost, ServerError
 from headgate.store.script import Script
 from headgate.store.settings import EMBEDDED
 
+GATEWAY = ("http://", "https://")
 _PINGS = 50
 _SLOW_MS, _VERY_SLOW_MS = 10.0, 100.0
 
@@ -36,10 +39,12 @@ async def doctor(
 ) -> int:
     """Check the store: its version, persistence, memory policy, clock, latency, scripts, topology and replication.
 
+    Of a gateway: whether it answers, its version, its store, and what the token of HEADGATE_TOKEN may do there.
+
     Parameters
     ----------
     store
-        The store's URL; without it, the one of the settings or of the `up` running here.
+        The store's URL, or a gateway's; without it, the one of the settings or of the `up` running here.
     acl
         Print the least rights that each process needs there, as ACL rules, and check nothing.
     json
@@ -49,8 +54,13 @@ async def doctor(
     if acl:
         _print_rights(configuration, as_json=json)
         return 0
-    settings = msgspec.structs.replace(configuration[StoreSettings], url=_url(configuration))
-    found = [finding async for finding in _look_over(settings)]
+    url = _url(configuration)
+    if url.startswith(GATEWAY):
+        found = [finding async for finding in of_gateway(url, _token(configuration, url))]
+    else:
+        check_url(url, "The URL")
+        settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
+        found = [finding async for finding in _look_over(settings)]
     if json:
         output.as_json(found)
     else:
@@ -69,13 +79,19 @@ def _url(configuration: Configuration) -> str:
     url = configuration[StoreSettings].url
     if url != EMBEDDED:
         return url
-    asked = configuration[ClientSettings].url
-    if asked and not asked.startswith(("http://", "https://")):
-        return asked
+    if configuration[ClientSettings].url:
+        return configuration[ClientSettings].url
     up = whereabouts.find(configuration[DataSettings].directory)
     if up is None:
         raise NoStore
     return up.store
+
+
+def _token(configuration: Configuration, url: str) -> str:
+    """Give the token that commands would show there."""
+    up = whereabouts.find(configuration[DataSettings].directory)
+    kept = up.token if up is not None and up.gateway == url.rstrip("/") else ""
+    return configuration[ClientSettings].token or kept
 
 
 async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:

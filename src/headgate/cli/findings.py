@@ -13,7 +13,7 @@ from headgate.store.facts import OLDEST, NodeFacts
 
 _SKEW_SECONDS = 2.0
 _FULL_SHARE = 0.8
-_LOOPBACK = ("127.", "::1", "localhost")
+LOOPBACK = ("127.", "::1", "localhost")
 
 
 class Level(StrEnum):
@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def access(address: Address) -> Iterator[Finding]:
     """Look at how the store is reached."""
-    remote = [str(node) for node in address.nodes if not node.host.startswith(_LOOPBACK)]
+    remote = [str(node) for node in address.nodes if not node.host.startswith(LOOPBACK)]
     if remote and not address.password:
         yield Finding(
             Level.PROBLEM,

@@ -16,9 +16,11 @@ from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import next_step
 from headgate.cli.target import Url, target
-from headgate.kit.problems import InvalidRequest, StoreUnavailable
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks import Held, LockHeld, LockLost, LockState, NotReplicated, QuorumLost
+from headgate.sdk import Headgate
 
 LOST, NOT_ACQUIRED, NOT_EXECUTABLE, NOT_FOUND = 70, 75, 126, 127
 PR_SET_PDEATHSIG: Final = 1
@@ -59,8 +61,11 @@ async def run(
         lock = headgate.locks.lock(name, ttl, wait, label=_label(), replicas=replicas, namespace=namespace)
         try:
             held = await lock.acquire()
-        except (LockHeld, NotReplicated, StoreUnavailable, QuorumLost) as error:
-            output.complain(error.detail)
+        except LockHeld as error:
+            output.complain(await _who_holds(headgate, name, namespace) or error.detail)
+            return NOT_ACQUIRED
+        except (NotReplicated, StoreUnavailable, QuorumLost) as error:
+            output.complain(error.detail, next_step(error))
             return NOT_ACQUIRED
         try:
             async with held:
@@ -68,6 +73,18 @@ async def run(
         except LockLost as error:
             output.complain(error.detail, "The command was stopped.")
             return LOST
+
+
+async def _who_holds(headgate: Headgate, name: str, namespace: str) -> str:
+    """Say who has the lock that was not given; nothing if that cannot be told."""
+    try:
+        state = await headgate.locks.show(name, namespace)
+    except HeadgateError:
+        return ""
+    if not state.held:
+        return ""
+    waiting = f", and {state.waiting} wait for it" if state.waiting else ""
+    return f"{state.label or 'Somebody else'} has held the lock {name} for {state.held_ms / 1000:.0f} s{waiting}."
 
 
 async def list_locks(*, namespace: Namespace = "default", url: Url = None, json: Json = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -17,13 +18,17 @@ def show(name: str, text: str) -> None:
     said = _decoded(text)
     if sys.stderr.isatty():
         line = f"{_painted(f'{name:<{_WIDTH}}', _COLORS.get(name, 37))} {_readable(said) if said else text}"
-    elif said:
-        line = text
     else:
-        line = msgspec.json.encode({"process": name, "event": text}).decode()
+        line = text if said else log_line(name, "info", text)
     with suppress(OSError, ValueError):  # losing our own reader must not end what we keep running
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+def log_line(process: str, level: str, event: str) -> str:
+    """Write a line as the logs of our processes have it."""
+    time = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return msgspec.json.encode({"time": time, "level": level, "event": event, "process": process}).decode()
 
 
 def _decoded(text: str) -> dict[str, object] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
     directory: Path
     token: str
     demo: bool
+    elsewhere: bool = False
 
 
 def children(plan: Plan) -> list[Child]:
@@ -141,6 +143,12 @@ async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan
         for waiting in (ready, quiet):
             waiting.cancel()
     remember(plan.directory, whereabouts)
+    if plan.elsewhere:
+        here = shlex.quote(str(plan.directory.absolute()))
+        output.say(
+            f"headgate: commands find this with HEADGATE_DATA_DIRECTORY={here} in their environment, or with "
+            f"--url {whereabouts.gateway} and HEADGATE_TOKEN."
+        )
     if as_json:
         output.as_json(whereabouts)
         return
@@ -172,7 +180,15 @@ def _plan(configuration: Configuration, *, demo: bool) -> Plan:
             f"{directory} cannot be used for data ({error.strerror}); choose another directory with --data."
         ) from error
     logs.hide(token)
-    return Plan(host=gateway.host, port=gateway.port or free_port(), directory=directory, token=token, demo=demo)
+    return Plan(
+        host=gateway.host,
+        port=gateway.port or free_port(),
+        directory=directory,
+        token=token,
+        demo=demo,
+        # Only a flag is forgotten by the next command.
+        elsewhere=configuration.origin("data.directory") == "--data" and directory != DataSettings().directory,
+    )
 
 
 def _environment(configuration: Configuration, plan: Plan, store_url: str) -> dict[str, str]:
