@@ -78,7 +78,7 @@ async def test_a_wrong_token_is_told_and_a_right_one_is_kept_in_an_http_only_coo
 
 
 async def test_a_queue_is_created_and_its_policy_changed_with_the_mouse(page: Page, place: Place, queue: str) -> None:
-    await page.get_by_label("Name").fill(queue)
+    await page.get_by_label("Name", exact=True).fill(queue)
     await page.get_by_label("Seats").fill("3")
     await page.get_by_role("button", name="Create queue").click()
     await expect(page.locator(".figure").first).to_be_visible()
@@ -207,7 +207,7 @@ async def test_when_a_queue_switches_itself_on_is_set_with_the_mouse_and_taken_b
 
 async def test_a_new_queue_does_not_overwrite_one_that_is_there(page: Page, place: Place, queue: str) -> None:
     await make(place, queue, capacity=7)
-    await page.get_by_label("Name").fill(queue)
+    await page.get_by_label("Name", exact=True).fill(queue)
     await page.get_by_label("Seats").fill("3")
     await page.get_by_role("button", name="Create queue").click()
     await expect(page.get_by_role("alert")).to_have_text("There is a queue of this name already.")
@@ -232,6 +232,57 @@ async def test_a_value_is_published_compared_and_rolled_back(page: Page, place: 
     await expect(content).to_have_value("euro 39\nshipping 5")
     async with place.admin() as admin:
         assert (await admin.get(f"/cfg/v1/default/{queue}/price")).json()["version"] == 3
+
+
+async def test_another_namespace_is_chosen_and_stays_through_links_and_a_reload(
+    page: Page, place: Place, queue: str
+) -> None:
+    async with place.admin() as admin:
+        await admin.put(f"/cfg/v1/{queue}/price", json={"content": "39"})
+        await admin.put(f"/api/admin/queues/door?namespace={queue}", json={"capacity": 0})
+    await page.goto(f"{place.gateway.url}/console#/config")
+    chosen = page.get_by_label("Namespace")
+    await expect(chosen).to_have_value("default")
+    await chosen.fill(queue)
+    await chosen.press("Enter")
+    await page.get_by_role("link", name="price").click()
+    await expect(page.get_by_label("Content")).to_have_value("39")
+    assert page.url.endswith(f"#/config/price?namespace={queue}")
+    await page.reload()
+    await expect(page.get_by_label("Content")).to_have_value("39")
+    await expect(chosen).to_have_value(queue)
+    await page.get_by_role("link", name="Queues", exact=True).click()
+    await page.get_by_role("link", name="door").click()
+    await expect(page.locator(".figure").first).to_be_visible()
+    await page.get_by_role("button", name="Pause").click()
+    await expect(page.locator("h1 .tag")).to_have_text("paused")
+    await chosen.fill("not a name")
+    await chosen.press("Enter")
+    assert page.url.endswith(f"#/queues/door?namespace={queue}")
+    await chosen.fill("")
+    await chosen.press("Enter")
+    await expect(chosen).to_have_value("default")
+    await expect(page.get_by_role("link", name="door")).to_have_count(0)
+    async with place.admin() as admin:
+        await admin.delete(f"/api/admin/queues/door?namespace={queue}")
+
+
+async def test_a_token_of_one_namespace_is_shown_that_one(browser: Browser, place: Place, queue: str) -> None:
+    async with place.admin() as admin:
+        body = {"name": f"n-{queue}", "role": "read", "namespace": queue}
+        token = str((await admin.post("/api/admin/tokens", json=body)).json()["token"])
+        await admin.put(f"/cfg/v1/{queue}/price", json={"content": "39"})
+
+        async def known() -> bool:
+            return (await admin.get(f"/cfg/v1/{queue}", headers={"X-API-Token": token})).status_code == 200
+
+        await eventually(known, 2, "the token is known")
+    page = await browser.new_page()
+    await sign_in(page, place, token)
+    await page.goto(f"{place.gateway.url}/console#/config?namespace=other")
+    await expect(page.get_by_role("link", name="price")).to_be_visible()
+    await expect(page.get_by_label("Namespace")).to_have_count(0)
+    await expect(page.locator("#top .space")).to_have_text(f"Namespace {queue}")
 
 
 async def test_an_upstream_is_made_once_and_not_overwritten(page: Page, place: Place, queue: str) -> None:

@@ -1,4 +1,5 @@
 // The console's frame: who is signed in, which part is shown, and the way between them.
+import { address, to, visit } from './address.js';
 import { Problem, get, onSignedOut, post, remove } from './api.js';
 import { fill, h, toast } from './dom.js';
 import { locks } from './views/locks.js';
@@ -10,14 +11,14 @@ import { system } from './views/system.js';
 import { tokens } from './views/tokens.js';
 import { upstream, upstreams } from './views/upstreams.js';
 
-// Each part of the console: its title, and the views by address (#/queues/main). A view is given its element and the words
-// behind its name, and returns a function that ends it.
+// Each part of the console: its title, whether each namespace has its own, and the views by address (#/queues/main). A view is
+// given its element, the words behind its name and who looks in which namespace, and returns a function that ends it.
 const PARTS = [
-  { name: 'queues', title: 'Queues', list: queues, one: queue },
-  { name: 'services', title: 'Services', list: services, one: service },
-  { name: 'config', title: 'Config', list: settings, one: setting },
+  { name: 'queues', title: 'Queues', namespaced: true, list: queues, one: queue },
+  { name: 'services', title: 'Services', namespaced: true, list: services, one: service },
+  { name: 'config', title: 'Config', namespaced: true, list: settings, one: setting },
   { name: 'relay', title: 'Relay', list: upstreams, one: upstream },
-  { name: 'locks', title: 'Locks', list: locks },
+  { name: 'locks', title: 'Locks', namespaced: true, list: locks },
   { name: 'tokens', title: 'Tokens', list: tokens, role: 'admin' },
   { name: 'system', title: 'System', list: system },
 ];
@@ -48,12 +49,14 @@ async function start() {
 function show() {
   if (!session) return;
   end();
-  const [name, ...rest] = location.hash.replace(/^#\/?/, '').split('/').map(decodeURIComponent);
+  const { words: [name, ...rest], namespace } = address();
   const part = PARTS.find((each) => each.name === name) ?? PARTS[0];
   showTop(part);
   document.title = `${rest[0] ?? part.title} · Headgate`;
   fill(view);
-  const stop = rest.length && part.one ? part.one(view, rest, session) : part.list(view, session);
+  // A token that is limited to a namespace sees that one, whatever the address says.
+  const who = { ...session, namespace: session.namespace ?? namespace };
+  const stop = rest.length && part.one ? part.one(view, rest, who) : part.list(view, who);
   end = () => { stop?.(); end = () => {}; };
   view.focus({ preventScroll: true });
   scrollTo(0, 0);
@@ -61,11 +64,25 @@ function show() {
 
 function showTop(current) {
   const links = PARTS.filter((part) => !part.role || part.role === session.role).map((part) =>
-    h('a', { href: `#/${part.name}`, 'aria-current': part === current ? 'page' : null }, part.title));
+    h('a', { href: to([part.name]), 'aria-current': part === current ? 'page' : null }, part.title));
   fill(top,
     h('span', { class: 'brand' }, 'Headgate'),
     h('nav', { 'aria-label': 'Parts' }, links),
+    current.namespaced ? chooser(current) : null,
     h('span', { class: 'who' }, `${session.name} (${session.role})`, h('button', { onclick: signOut }, 'Sign out')));
+}
+
+/** The namespace that is shown, and the way to another. */
+function chooser(part) {
+  const shown = session.namespace ?? address().namespace ?? 'default';
+  if (session.namespace) return h('span', { class: 'space' }, 'Namespace ', h('strong', {}, shown));
+  const wanted = h('input', { value: shown, maxlength: 128, pattern: '[A-Za-z0-9_.:\\-]+', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'none', list: 'namespaces' });
+  const form = h('form', { class: 'space' }, h('label', {}, 'Namespace', wanted),
+    h('datalist', { id: 'namespaces' }, [...new Set(['default', 'headgate', shown])].map((each) => h('option', { value: each }))));
+  const go = () => { if (wanted.value !== shown && wanted.reportValidity()) visit([part.name], wanted.value || 'default'); };
+  form.addEventListener('submit', (event) => { event.preventDefault(); go(); });
+  wanted.addEventListener('change', go);
+  return form;
 }
 
 function showSignIn(words) {

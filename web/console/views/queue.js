@@ -1,4 +1,5 @@
 // One queue: what happens in it now and lately, the levers an operator has, its policy, servers and audit trail.
+import { to, visit } from '../address.js';
 import { get, getTagged, maybe, post, put, query, remove } from '../api.js';
 import { chart, Trail } from '../chart.js';
 import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
@@ -76,7 +77,7 @@ export function queue(view, [name], session) {
   });
 
   fill(view,
-    h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: '#/queues' }, 'Queues'), ' / ', name, ' ', heading), trouble),
+    h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: to(['queues']) }, 'Queues'), ' / ', name, ' ', heading), trouble),
     numbers,
     admin ? levers() : null,
     h('div', { class: 'grid charts' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
@@ -122,7 +123,7 @@ export function queue(view, [name], session) {
     try {
       await remove(home + query(space));
       toast(`${name} is gone.`);
-      location.hash = '#/queues';
+      visit(['queues']);
     } catch (problem) {
       toast(problem.message, 'bad');
     }

@@ -1,4 +1,5 @@
 // All queues at a glance, and the way to a new one.
+import { to, visit } from '../address.js';
 import { create as make, get, query } from '../api.js';
 import { card, fill, h, moment, number, table, tag, toast } from '../dom.js';
 import { live } from '../live.js';
@@ -13,7 +14,7 @@ export function queues(view, session) {
   return live(async () => {
     const { queues: found } = await get('/api/admin/queues' + query({ namespace: session.namespace }));
     fill(list, table([
-      { title: 'Queue', value: (row) => h('a', { href: `#/queues/${encodeURIComponent(row.queue)}` }, row.queue) },
+      { title: 'Queue', value: (row) => h('a', { href: to(['queues', row.queue]) }, row.queue) },
       { title: 'State', value: state },
       { title: 'Waiting', number: true, value: (row) => number(row.waiting) },
       { title: 'Inside', number: true, value: (row) => `${number(row.sessions + row.holds)} / ${seats(row.figures.capacity)}` },
@@ -54,7 +55,7 @@ function create(session) {
     try {
       await make(`/api/admin/queues/${encodeURIComponent(name.value)}` + query({ namespace: session.namespace }), policy);
       toast(`Queue ${name.value} is there.`);
-      location.hash = `#/queues/${encodeURIComponent(name.value)}`;
+      visit(['queues', name.value]);
     } catch (problem) {
       said.textContent = problem.code === 'version_conflict' ? 'There is a queue of this name already.' : problem.message;
     }

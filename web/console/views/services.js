@@ -1,4 +1,5 @@
 // Services and their instances: who is up, how they are, and what an operator decides for them.
+import { to } from '../address.js';
 import { get, patch, post, query, remove } from '../api.js';
 import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
 import { live } from '../live.js';
@@ -10,7 +11,7 @@ export function services(view, session) {
   return live(async () => {
     const { services: found } = await get('/sd/v1/services' + query({ namespace: session.namespace }));
     fill(list, table([
-      { title: 'Service', value: (row) => h('a', { href: `#/services/${encodeURIComponent(row.type)}/${encodeURIComponent(row.group)}` }, `${row.type} / ${row.group}`) },
+      { title: 'Service', value: (row) => h('a', { href: to(['services', row.type, row.group]) }, `${row.type} / ${row.group}`) },
       { title: 'Healthy', number: true, value: (row) => `${number(row.healthy)} / ${number(row.instances)}` },
       { title: 'Revision', number: true, minor: true, value: (row) => h('code', {}, String(row.revision)) },
       { title: 'Protection', value: (row) => (row.protection.active ? tag(`holding ${row.protection.suspects}`, 'warn') : tag(row.protection.mode, 'plain')) },
@@ -27,7 +28,7 @@ export function service(view, [type, group], session) {
   const list = h('div');
   const trouble = h('p', { class: 'error', role: 'status' });
   fill(view,
-    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: '#/services' }, 'Services'), ` / ${type} / ${group}`), trouble),
+    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: to(['services']) }, 'Services'), ` / ${type} / ${group}`), trouble),
     numbers, card('Instances', list));
 
   async function act(words, work) {

@@ -1,4 +1,5 @@
 // Config values: what is in force, who changed it and why, what changed, and the way back.
+import { to, visit } from '../address.js';
 import { create, getTagged, maybe, post, put, query, remove } from '../api.js';
 import { ago, card, confirm, fill, h, moment, number, table, toast } from '../dom.js';
 import { live } from '../live.js';
@@ -10,13 +11,13 @@ export function settings(view, session) {
   const list = h('div');
   const trouble = h('p', { class: 'error', role: 'status' });
   const key = h('input', { required: true, maxlength: 128, autocomplete: 'off' });
-  const open = h('form', { onsubmit: (event) => { event.preventDefault(); location.hash = `#/config/${encodeURIComponent(key.value)}`; } },
+  const open = h('form', { onsubmit: (event) => { event.preventDefault(); visit(['config', key.value]); } },
     h('label', {}, 'Key', key), h('p', {}, h('button', {}, session.role === 'read' ? 'Open' : 'Open or create')));
   fill(view, h('div', { class: 'row between' }, h('h1', {}, 'Config'), trouble), card(`Namespace ${space}`, list), card('A key', open));
   return live(async () => {
     const found = await maybe(`/cfg/v1/${encodeURIComponent(space)}`);
     fill(list, table([
-      { title: 'Key', value: (row) => h('a', { href: `#/config/${encodeURIComponent(row.key)}` }, row.key) },
+      { title: 'Key', value: (row) => h('a', { href: to(['config', row.key]) }, row.key) },
       { title: 'Type', value: (row) => row.contentType },
       { title: 'Version', number: true, value: (row) => number(row.version) },
       { title: 'Changed', value: (row) => h('span', { title: moment(row.updatedAt) }, ago(row.updatedAt)) },
@@ -77,14 +78,14 @@ export function setting(view, [key], session) {
     if (!await confirm(`Delete ${key}? Its history stays.`, { action: 'Delete', word: key })) return;
     try {
       await remove(home, etag);
-      location.hash = '#/config';
+      visit(['config']);
     } catch (problem) {
       toast(problem.message, 'bad');
     }
   }
 
   fill(view,
-    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: '#/config' }, 'Config'), ` / ${key}`), trouble),
+    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: to(['config']) }, 'Config'), ` / ${key}`), trouble),
     card(null, text, said, may ? h('div', { class: 'grid' }, h('label', {}, 'Type', kind), h('label', {}, 'Reason', reason)) : null,
       may ? h('p', { class: 'row' }, h('button', { class: 'primary', onclick: save }, 'Publish'), h('button', { class: 'danger', onclick: destroy }, 'Delete')) : null),
     card('History', trail), compared);

@@ -1,4 +1,5 @@
 // What runs here, and whether the store answers.
+import { to } from '../address.js';
 import { get, maybe } from '../api.js';
 import { chart, Trail } from '../chart.js';
 import { card, figures, fill, h, number, table, tag } from '../dom.js';
@@ -21,7 +22,7 @@ export function system(view) {
     latency.update(trail.series('latency'));
     const found = await maybe('/sd/v1/services');
     fill(ours, table([
-      { title: 'Process', value: (row) => h('a', { href: `#/services/${encodeURIComponent(row.type)}/${encodeURIComponent(row.group)}` }, row.type) },
+      { title: 'Process', value: (row) => h('a', { href: to(['services', row.type, row.group], 'default') }, row.type) },
       { title: 'Healthy', number: true, value: (row) => `${number(row.healthy)} / ${number(row.instances)}` },
     ], (found?.services ?? []).filter((row) => row.type.startsWith('headgate-')), 'None has registered itself.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });

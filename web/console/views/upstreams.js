@@ -1,4 +1,5 @@
 // Upstreams: what may be called how fast, and who waits for it.
+import { to, visit } from '../address.js';
 import { create as make, get, getTagged, maybe, put, remove } from '../api.js';
 import { chart, Trail } from '../chart.js';
 import { card, confirm, figures, fill, h, number, table, tag, toast } from '../dom.js';
@@ -13,7 +14,7 @@ export function upstreams(view, session) {
   return live(async () => {
     const { upstreams: found } = await get(HOME);
     fill(list, table([
-      { title: 'Upstream', value: (row) => h('a', { href: `#/relay/${encodeURIComponent(row.name)}` }, row.name) },
+      { title: 'Upstream', value: (row) => h('a', { href: to(['relay', row.name]) }, row.name) },
       { title: 'Base URL', value: (row) => h('code', {}, row.policy.baseUrl) },
       { title: 'Limits', value: (row) => row.policy.limits.map(limitWords).join('; ') },
       { title: 'Version', number: true, value: (row) => number(row.version) },
@@ -64,14 +65,14 @@ export function upstream(view, [name], session) {
     if (!await confirm(`Delete the upstream ${name}? Nothing can be sent there any more.`, { action: 'Delete', word: name })) return;
     try {
       await remove(home);
-      location.hash = '#/relay';
+      visit(['relay']);
     } catch (problem) {
       toast(problem.message, 'bad');
     }
   }
 
   fill(view,
-    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: '#/relay' }, 'Relay'), ` / ${name}`), trouble),
+    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: to(['relay']) }, 'Relay'), ` / ${name}`), trouble),
     numbers, h('div', { class: 'grid' }, lines.element, card('Busiest users', users)),
     card('Policy', text, said, session.role === 'admin' ? h('p', { class: 'row' },
       h('button', { class: 'primary', onclick: save }, 'Save policy'),
@@ -109,7 +110,7 @@ function create() {
     event.preventDefault();
     try {
       await make(`${HOME}/${encodeURIComponent(name.value)}`, { baseUrl: base.value, limits: [{ per: 'user', kind: 'window', count: Number(count.value), seconds: Number(seconds.value) }] });
-      location.hash = `#/relay/${encodeURIComponent(name.value)}`;
+      visit(['relay', name.value]);
     } catch (problem) {
       said.textContent = problem.code === 'version_conflict' ? 'There is an upstream of this name already.' : problem.message;
     }
