@@ -10,6 +10,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
+from headgate.waiting_room.page import LANGUAGES
 from tests.browser.conftest import Place
 from tests.topology import eventually
 
@@ -163,6 +164,28 @@ async def test_a_line_that_opens_later_says_when(browser: Browser, place: Place,
         await page.goto(f"{place.site}/{queue}/shoes")
         told = "May 1, 2099 at 6:00 PM" if scripts else "2099-05-01 09:00 UTC"
         await expect(page.locator("#eta")).to_have_text(f"The line opens at {told}.")
+
+
+async def test_a_paused_line_says_so_in_every_language_and_without_scripts(
+    browser: Browser, place: Place, queue: str
+) -> None:
+    await configure(place, queue, capacity=0)
+    page = await browser.new_page()
+    await in_line(page, place, queue)
+    plain = await (await browser.new_context(java_script_enabled=False)).new_page()
+    async with place.admin() as admin:
+        await admin.post(f"/api/admin/queues/{queue}/pause")
+        await expect(page.locator("#eta")).to_have_text("The line is paused. Your place is kept.")
+        await plain.goto(f"{place.site}/wait/{queue}?plain=1")
+        await expect(plain.locator("#eta")).to_have_text("The line is paused. Your place is kept.")
+        said = set()
+        for language in LANGUAGES:
+            await page.goto(f"{place.site}/wait/{queue}?lang={language}")
+            said.add(await page.locator("#eta").inner_text())
+        assert len(said) == len(LANGUAGES)
+        await page.goto(f"{place.site}/wait/{queue}?lang=en")
+        await admin.post(f"/api/admin/queues/{queue}/resume")
+        await expect(page.locator("#eta")).to_have_text("We are still measuring how fast the line moves.")
 
 
 async def test_a_deleted_queue_sends_its_waiters_on(browser: Browser, place: Place, queue: str) -> None:

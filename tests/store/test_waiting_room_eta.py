@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 import struct
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
@@ -236,6 +237,39 @@ async def test_the_longer_nobody_leaves_the_longer_it_takes_at_least(store: Stor
     await world.live(1)
     status = await world.room.status("default", "main", "u11", trusted=True)
     assert (status.eta, status.least_seconds) == (None, UNSET), "of a pause nobody knows the end"
+
+
+async def test_who_waits_is_told_of_a_pause_at_once_and_of_its_end(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=100, rate_per_second=2, burst=2)
+    for number in range(10):
+        await world.enter(f"u{number}")
+    await world.tick()
+    last = (await world.look()).line[-1]
+    before = await world.room.status("default", "main", last, trusted=True)
+    assert before.eta is not None
+    assert before.paused is UNSET
+    await world.operate("pause")
+    status = await world.room.status("default", "main", last, trusted=True)
+    assert (status.paused, status.eta, status.least_seconds) == (True, None, UNSET), "no step of the worker is needed"
+    entry = await world.room.entry("default", "main", "new", user_id="new", trusted=True)
+    assert (entry.paused, entry.eta) == (True, None)
+    await world.operate("resume")
+    await world.tick()
+    status = await world.room.status("default", "main", last, trusted=True)
+    assert status.paused is UNSET
+    assert status.eta is not None
+
+
+async def test_a_stream_tells_of_a_pause(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=0)
+    await world.enter("a")
+    statuses = world.room.watch("default", "main", "a", trusted=True)
+    async with aclosing(statuses):
+        assert (await anext(statuses)).paused is UNSET
+        await world.operate("pause")
+        assert (await anext(statuses)).paused is True
 
 
 def test_the_range_narrows_with_what_was_seen() -> None:

@@ -32,9 +32,10 @@ function length(seconds) {
   return seconds < 90 ? unit('second').format(Math.max(5, Math.ceil(seconds / 5) * 5)) : unit('minute').format(Math.round(seconds / 60));
 }
 
-function etaText({ eta, leastSeconds }) {
+function etaText({ eta, leastSeconds, paused }) {
   const opens = Date.parse(page.opensAt);
   if (opens > Date.now()) return fill(words.opens, { time: new Date(opens).toLocaleString(page.lang, { dateStyle: 'long', timeStyle: 'short' }) });
+  if (paused) return words.paused;
   if (!eta) return leastSeconds >= 10 ? fill(words.eta_least, { time: length(leastSeconds) }) : words.eta_unknown;
   const low = length(eta.low);
   const high = length(eta.high);

@@ -17,6 +17,7 @@ class Common(msgspec.Struct, frozen=True):
     grace_seconds: float
     free: int
     flow: Flow | None
+    paused: bool
 
 
 class Remembered(msgspec.Struct):

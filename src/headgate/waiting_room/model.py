@@ -67,7 +67,8 @@ class Seat(Wire):
 class Status(Wire, kw_only=True):
     """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted.
 
-    While there is no `eta`, `leastSeconds` is how long it will take at least, if that is known.
+    While there is no `eta`, `leastSeconds` is how long it will take at least, if that is known. `paused` is true while nobody
+    is called and all places are kept, and absent otherwise.
     """
 
     status: State
@@ -78,6 +79,7 @@ class Status(Wire, kw_only=True):
     eta: Eta | None
     poll_after_ms: int
     least_seconds: float | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
     ticket_id: str | UnsetType = UNSET
     ticket: str | UnsetType = UNSET
     server: Seat | UnsetType = UNSET

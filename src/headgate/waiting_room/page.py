@@ -95,7 +95,7 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
         "message": f'<p class="message" dir="auto">{html.escape(state.message)}</p>' if state.message else "",
         "rank": html.escape(str(state.status.get("rank") or "")),
         "progress": "0",
-        "eta": html.escape(_opening(words, state.opens_at)),
+        "eta": html.escape(_opening(words, state.opens_at) or (words["paused"] if state.status.get("paused") else "")),
         "progress_hidden": " hidden" if state.plain else "",
         "explain": html.escape(state.notice or _explain(words, state, in_line=in_line)),
         "go_url": html.escape(go_url),

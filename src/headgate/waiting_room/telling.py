@@ -39,10 +39,12 @@ ADVICE: Final = {
 }
 FINAL: Final = frozenset(ADVICE)
 INSIDE_POLL_MS: Final = 5_000
+WAKE: Final = 1
+PAUSED: Final = 2
 
 # Theirs: state, account, place, rank.
 _OWN: Final = struct.Struct("<cBdI")
-# Everybody's: generation, seconds since there is a line, wake, grace, serving, and what is forecast (free, turnover,
+# Everybody's: generation, seconds since there is a line, switches, grace, serving, and what is forecast (free, turnover,
 # departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and of
 # those who are late: turnover at first, seconds in which it slows down, how wrong that may be, seconds they hold a seat).
 _COMMON: Final = struct.Struct("<ddBddIdddddddddd")
@@ -73,11 +75,12 @@ class Hearer:
         said = cast("bytes", packed)
         common = self._queues.heard(thing, said)
         if common is None:
-            generation, age, wake, grace, serving, free, *rest = _COMMON.unpack(said)
+            generation, age, switches, grace, serving, free, *rest = _COMMON.unpack(said)
             rate, freed, cycle, pace, fastest, tick, *late = rest
             flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick, *late)
-            told = None if flow.says_nothing() else flow
-            common = Common(said, int(generation), bool(wake), grace / 1000, free, told)
+            paused = bool(switches & PAUSED)
+            told = None if paused or flow.says_nothing() else flow
+            common = Common(said, int(generation), bool(switches & WAKE), grace / 1000, free, told, paused)
             self._queues.note(thing, common.generation, int(serving)).common = common
         if common.wake:
             self._wake(thing)
@@ -96,7 +99,7 @@ def tell(
             eta = flow.eta(rank)
             if eta is None:
                 least = flow.least(rank)
-        return make(
+        waiting = make(
             status=State.WAITING,
             queue=thing.name,
             user_id=user_id,
@@ -106,6 +109,7 @@ def tell(
             poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
             least_seconds=msgspec.UNSET if least is None else least,
         )
+        return msgspec.structs.replace(waiting, paused=True) if flow is None and common.paused else waiting
     status = STATES[letter]
     told = make(
         status=status,

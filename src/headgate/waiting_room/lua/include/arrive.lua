@@ -98,8 +98,9 @@ end
 
 --- What all are told alike, packed.
 local function common(queue)
-  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, queue.unattended and 1 or 0, queue.grace_ms,
-    queue.serving) .. forecast(queue)
+  local switches = (queue.unattended and 1 or 0) + (queue.paused and 2 or 0)
+  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, switches, queue.grace_ms, queue.serving)
+    .. forecast(queue)
 end
 
 --- A rank that was shown never rises.

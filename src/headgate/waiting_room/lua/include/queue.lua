@@ -104,8 +104,11 @@ local function forecast(queue)
   return struct.pack(FORECAST_FORM, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 end
 
---- For how many seconds somebody at this rank will wait, as far as is known; else 0.
+--- For how many seconds somebody at this rank will wait, as far as is known; else 0. Nobody knows the end of a pause.
 local function expected_wait(queue, rank)
+  if queue.paused then
+    return 0
+  end
   local free, turnover, _, _, pace, _, _, first, slowing = struct.unpack(FORECAST_FORM, forecast(queue))
   local filling = math.min(rank, free)
   local behind = rank - filling
