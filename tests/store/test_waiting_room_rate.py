@@ -100,3 +100,26 @@ def test_a_queue_that_switches_itself_on_lets_as_many_in_as_its_threshold_says()
     assert (template.rate_per_second, template.batch) == (500, 500)
     made = derived_policy(Policy(capacity=7, auto=template.auto)).applied_to(None)
     assert (made.rate_per_second, made.batch) == (500, 500)
+
+
+async def test_the_measured_rate_fades_while_nothing_happens_and_does_not_come_back(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1000, rate_per_second=2, burst=2, session_ttl_seconds=5, ticket_ttl_seconds=5)
+
+    async def shown() -> float:
+        return (await world.room.queues.view(world.thing)).figures.rate_per_second
+
+    for number in range(40):
+        await world.enter(f"u{number}")
+    await world.live(18)
+    busy = await shown()
+    assert busy == pytest.approx(2, rel=0.2)
+    await world.live(10)
+    world.wait(60_000)
+    assert await shown() < busy * 0.5, "nobody visits an idle queue, and yet it fades"
+    world.wait(3_600_000)
+    assert await shown() == 0
+    assert (await world.room.board("default", world.queue)).rate_per_second == 0
+    await world.enter("late")
+    await world.tick()
+    assert await shown() < busy * 0.2, "one came in, after an hour of nobody"

@@ -50,14 +50,14 @@ elseif action == 'reset' then
   -- belong to nobody now are cleared by the next steps of promotion: until then they count as taken.
   redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
   redis.call('HSET', meta, 'clearing', '')
-  redis.call('HDEL', meta, 'grants', 'turnover', 'forecast', 'flow_sum', 'flow_age', 'flow_at')
+  redis.call('HDEL', meta, 'grants', 'turnover', 'forecast', 'flow_sum', 'flow_age', 'flow_at', 'flow_now')
   queue.generation, queue.lost = queue.generation + 1, queue.now
 elseif action == 'delete' then
   redis.call('UNLINK', policy, waiting, users, tickets, holds, seats, kept, away, finished, sessions, servers, leases,
     stays, traces, history, traffic, auto, revoked)
   redis.call('HSET', meta, 'deleted', 1, 'version_last', text_of(version))
   redis.call('HDEL', meta, 'paused', 'draining', 'grants', 'tokens', 'tokens_at', 'clearing', 'turnover', 'forecast',
-    'flow_sum', 'flow_age', 'flow_at')
+    'flow_sum', 'flow_age', 'flow_at', 'flow_now')
   redis.call('PEXPIRE', meta, tombstone_ms)
 end
 if action ~= 'delete' then

@@ -4,16 +4,17 @@ local MINUTE_MS = 60000
 local MINUTES_KEPT = 10080
 local TOTALS = { 'entered', 'admitted', 'issued', 'expired', 'redeemed', 'finished', 'left', 'abandoned', 'moved' }
 
---- Keep a sum of admissions that fades over a minute; time in which nobody waited does not count.
+--- Keep a sum of admissions that fades over a minute, and for how long there was a line: time in which nobody waited does
+--- not count there.
 local function measure_flow(queue, length, called)
   local at = tonumber(redis.call('HGET', queue.keys.meta, 'flow_at') or queue.time)
   local passed = queue.time - at
+  queue.flow_sum = faded_flow(queue) + called
   if length > 0 then
-    queue.flow_sum = queue.flow_sum * math.exp(-passed / FLOW_MS) + called
     queue.flow_age = math.min(queue.flow_age + passed, 60 * FLOW_MS)
   end
-  redis.call('HSET', queue.keys.meta, 'flow_at', text_of(queue.time), 'flow_sum', string.format('%.6f', queue.flow_sum),
-    'flow_age', text_of(queue.flow_age))
+  redis.call('HSET', queue.keys.meta, 'flow_at', text_of(queue.time), 'flow_now', text_of(queue.now),
+    'flow_sum', string.format('%.6f', queue.flow_sum), 'flow_age', text_of(queue.flow_age))
   return passed
 end
 

@@ -83,12 +83,18 @@ local function recently_lost(queue)
   return queue.lost > 0 and queue.now - queue.lost < LOST_MS
 end
 
+--- The fading sum of admissions, as it is now: nobody visits a queue in which nothing happens.
+local function faded_flow(queue)
+  local measured = tonumber(redis.call('HGET', queue.keys.meta, 'flow_now') or queue.now)
+  return queue.flow_sum * math.exp(-math.max(0, queue.now - measured) / FLOW_MS)
+end
+
 --- How many a second were admitted lately.
 local function flow(queue)
   if queue.flow_age < 3000 then
     return 0
   end
-  return queue.flow_sum / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS)))
+  return faded_flow(queue) / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS)))
 end
 
 --- What to expect, packed: seats that are free for those in front; how many a second come in after them in the long
