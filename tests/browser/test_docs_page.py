@@ -32,6 +32,14 @@ async def test_every_route_is_shown(page: Page) -> None:
     await expect(page.locator("header [aria-current]")).to_have_text("Routes")
 
 
+async def test_what_takes_any_method_is_shown_so(page: Page) -> None:
+    await page.goto("/docs#relay")
+    route = page.locator("#relay")
+    await expect(route.locator(".method")).to_have_text("ANY")
+    await expect(route).to_contain_text("What the upstream answered")
+    await expect(page.locator("#askForNginx")).to_contain_text("Must wait: X-Headgate-Location")
+
+
 async def test_link_opens_its_route(page: Page) -> None:
     await page.goto("/docs#createToken")
     route = page.locator("#createToken")

@@ -8,6 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from headgate.arena.door import Draining, OriginRefused, TicketMissing
+from tests.processes import GatewayProcess
+
 METHODS = {"get", "post", "put", "patch", "delete"}
 
 
@@ -81,6 +84,32 @@ def test_who_may_call_is_described(document: dict[str, Any]) -> None:
     assert shown["GET /sample/service/{name}"]["security"] == [{"apiToken": ["service"]}, {"bearer": ["service"]}]
     assert {"401", "403"} <= set(shown["GET /sample/service/{name}"]["responses"])
     assert "GET /sample/broken" not in shown
+
+
+def test_what_mounts_serve_is_described_too(gateway_process: GatewayProcess) -> None:
+    document = httpx2.get(f"{gateway_process.url}/openapi.json").json()
+    shown = operations(document)
+    nginx = shown["GET /gate/nginx"]
+    assert set(nginx["responses"]) >= {"200", "401"}
+    assert nginx["security"] == []
+    for path in ("/gate/forward", "/gate/envoy/{path}"):
+        assert shown[f"GET {path}"]["x-any-method"]
+        assert {"200", "302", "429"} <= set(shown[f"GET {path}"]["responses"])
+    proxy = shown["POST /relay/{upstream}/{path}"]
+    assert proxy["x-any-method"]
+    assert proxy["security"] == [{"apiToken": ["service"]}], "Authorization is the upstream's"
+    assert {"200", "202", "404", "502", "504"} <= set(proxy["responses"])
+    assert {parameter["name"] for parameter in proxy["parameters"]} >= {"upstream", "path", "X-User-Id"}
+
+
+@pytest.mark.parametrize("kind", [TicketMissing, OriginRefused, Draining])
+def test_problems_that_an_arena_points_to_are_listed_in_its_words(
+    document: dict[str, Any], kind: type[TicketMissing | OriginRefused | Draining]
+) -> None:
+    listed = {problem["code"]: problem for problem in document["x-problems"]}
+    problem = kind()
+    told = {"code": problem.code, "status": problem.status, "title": problem.title, "detail": problem.detail}
+    assert listed[kind.code] == told
 
 
 @pytest.mark.parametrize("path", ["/docs", "/docs/problems"])

@@ -75,7 +75,7 @@ function drawAnswers(api, operation) {
       codes.forEach((code, index) => item.append(index ? ', ' : '', make('a', { href: `/docs/problems#${code}` }, make('code', {}, code))));
     } else {
       const [kind, content] = Object.entries(answer.content ?? {})[0] ?? [];
-      item.append(kind ?? 'nothing else');
+      item.append(kind ?? (/^Done/.test(answer.description) ? 'nothing else' : answer.description));
       if (content?.schema && resolve(api, content.schema).properties) item.append(drawFields(api, content.schema, { given: true }));
     }
     list.append(item);
@@ -92,7 +92,7 @@ function drawOperation(api, operation) {
   inside.append(make('h3', {}, 'Answers'), drawAnswers(api, operation), make('h3', {}, 'Example'), drawSample(sample(api, operation)));
   const about = make('span', { class: 'about' }, operation.summary);
   return make('details', { class: 'operation', id: operation.operationId, 'data-words': `${operation.path} ${operation.operationId} ${operation.summary}`.toLowerCase() },
-    make('summary', {}, make('span', { class: `method ${operation.method}` }, operation.method.toUpperCase()), make('span', { class: 'role' }, ROLES[operation['x-access']] ?? ''),
+    make('summary', {}, make('span', { class: `method ${operation.method}` }, operation['x-any-method'] ? 'ANY' : operation.method.toUpperCase()), make('span', { class: 'role' }, ROLES[operation['x-access']] ?? ''),
       path(operation.path), about), inside);
 }
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from headgate.gateway import api, console
+from headgate.gateway import api, beside, console
 from headgate.gateway.door import Door
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
@@ -49,7 +49,7 @@ async def open_gateway(
     await keyring.refresh()
     sessions = console.Sessions(keyring, settings.admin_token)
     every = [*operations, *api.operations(store, tokens, settings), *console.operations(sessions)]
-    every += api.documents(document(every))
+    every += api.documents(document([*every, *beside.routes(mounts)]))
 
     async def ready() -> str | None:
         try:

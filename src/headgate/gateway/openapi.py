@@ -11,6 +11,7 @@ import msgspec
 
 import headgate
 from headgate.gateway.answering import PROBLEM
+from headgate.gateway.beside import ARENA
 from headgate.gateway.reading import BodyTimeout, MediaUnsupported
 from headgate.kit.http import EVENTS, JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
@@ -90,16 +91,17 @@ def document(operations: Sequence[Operation]) -> bytes:
 
 def problems() -> list[dict[str, object]]:
     """Give every problem that can come over HTTP, by code; the other errors are those of a command or a script."""
-    return [
-        {"code": code, "status": kind.status, "title": kind.title, "detail": kind().detail}
-        for code, kind in sorted(BY_CODE.items())
+    listed = {problem["code"]: problem for problem in ARENA} | {
+        code: {"code": code, "status": kind.status, "title": kind.title, "detail": kind().detail}
+        for code, kind in BY_CODE.items()
         if code == "internal" or kind.status not in (HeadgateError.status, ClientGone.status)
-    ]
+    }
+    return [problem for _, problem in sorted(listed.items())]
 
 
 def _described(operation: Operation, schema_of: dict[type[Any], Schema], components: dict[str, Schema]) -> Schema:
     access = [operation.access.value]
-    public = operation.access is Access.PUBLIC
+    schemes = [] if operation.access is Access.PUBLIC else ["apiToken", "bearer"] if operation.bearer else ["apiToken"]
     described: Schema = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -110,9 +112,11 @@ def _described(operation: Operation, schema_of: dict[type[Any], Schema], compone
             *(_parameter("header", name, {"type": "string"}, text) for name, text in operation.headers.items()),
         ],
         "responses": {**_success(operation, schema_of), **_failures(operation)},
-        "security": [] if public else [{"apiToken": access}, {"bearer": access}],
+        "security": [{scheme: access} for scheme in schemes],
         "x-access": operation.access.value,
     }
+    if operation.any_method:
+        described["x-any-method"] = True
     if operation.description:
         described["description"] = operation.description
     if operation.body is not None:
@@ -124,10 +128,9 @@ def _described(operation: Operation, schema_of: dict[type[Any], Schema], compone
 
 def _path_parameters(operation: Operation) -> Iterable[Schema]:
     for name, rest in _PARAMETER.findall(operation.path):
+        pattern = MEMBER_PATTERN if name == "id" or name.endswith("Id") else THING_PATTERN
         if rest:
-            pattern = CONFIG_KEY_PATTERN
-        else:
-            pattern = MEMBER_PATTERN if name == "id" or name.endswith("Id") else THING_PATTERN
+            pattern = CONFIG_KEY_PATTERN if name == "key" else ".*"
         yield {**_parameter("path", name, {"type": "string", "pattern": f"^{pattern}$"}), "required": True}
 
 
@@ -157,6 +160,8 @@ def _parameter(where: str, name: str, schema: Schema, text: str = "") -> Schema:
 
 
 def _success(operation: Operation, schema_of: dict[type[Any], Schema]) -> Schema:
+    if operation.answers:
+        return {str(status): {"description": text} for status, text in operation.answers.items()}
     if operation.answer is None and operation.content_type == JSON:
         return {str(status): {"description": "Done."} for status in (204, *operation.other_statuses)}
     content: Schema = {}
@@ -182,7 +187,9 @@ def _failures(operation: Operation) -> Schema:
     if operation.limit:
         kinds.add(RateLimited)
     if operation.body is not None:
-        kinds |= {Malformed, TooLarge, MediaUnsupported, BodyTimeout}
+        kinds |= {Malformed, TooLarge, BodyTimeout}
+    if operation.body is not None and operation.body is not bytes:
+        kinds.add(MediaUnsupported)
     by_status: dict[int, list[type[HeadgateError]]] = {}
     for kind in sorted(kinds, key=lambda kind: (kind.status, kind.code)):
         by_status.setdefault(kind.status, []).append(kind)

@@ -240,7 +240,8 @@ class Operation:
     the cost, and so it must not use `asyncio.timeout`, a `TaskGroup` or anything else that wants the current task.
     `limit` names a class of the gateway's limits, counted per client address and, where `user` tells whose request it is,
     per user as well. `content_type` and `headers` (request headers of its own, with what they mean) are for the document:
-    a `Stream` or an `Answer` says its own type.
+    a `Stream` or an `Answer` says its own type. So are `answers` (in place of the above, what each status means where there is
+    no body of ours), `any_method` and `bearer=False`, for what a mount serves.
     """
 
     method: str
@@ -267,6 +268,9 @@ class Operation:
     name: str = ""
     documented: bool = True
     prompt: bool = False
+    answers: Mapping[int, str] = field(default_factory=dict)
+    any_method: bool = False
+    bearer: bool = True
 
     @property
     def id(self) -> str:
@@ -280,7 +284,7 @@ class Mount:
     """A plain ASGI application under a prefix, behind the same token check, limits and problems as the operations.
 
     It finds who calls in `scope["headgate"]`, a `Call` whose query and body are None. `bearer=False` leaves
-    `Authorization` to the application: only X-API-Token is looked at.
+    `Authorization` to the application: only X-API-Token is looked at. `routes` says for the document what it serves.
     """
 
     prefix: str
@@ -289,6 +293,12 @@ class Mount:
     _: KW_ONLY
     bearer: bool = True
     limit: str | None = None
+    routes: tuple[Operation, ...] = ()
+
+
+def mounted(_call: Call) -> None:
+    """Stand in for the handler of a route that a mount serves."""
+    raise NotImplementedError
 
 
 def event(name: str, data: object, id: str | int | None = None) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, urlencode
 
 import msgspec
 from msgspec import Meta
 
-from headgate.kit.http import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, Wire
+from headgate.kit.http import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, Wire, mounted
 from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreUnavailable
 from headgate.waiting_room.gate import Gate, Question, Verdict
@@ -25,6 +25,8 @@ Name = Annotated[str, Meta(max_length=256)]
 Thing = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
 RETRY_SECONDS: Final = 5
 _PASS: Final = Answer(b"")
+COOKIE: Final = {"Cookie": "the visitor's, with their place or their pass"}
+IS_THE_PAGE: Final = "is the waiting page's address"
 
 
 class CheckQuery(Wire):
@@ -177,13 +179,16 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             "GET",
             "/gate/nginx",
             _Nginx(gate).ask,
-            "Ask for nginx",
+            "Ask for nginx, before each request",
+            description="For auth_request: the resource is in the address that nginx was configured with, or the path is matched, "
+            "as X-Original-URI has it.",
             access=Access.PUBLIC,
             tag="gate",
             query=GateQuery,
             limit="gate",
             name="ask_for_nginx",
-            documented=False,
+            headers={"X-Original-URI": "the path that the visitor asked for, set by nginx", **COOKIE},
+            answers={200: "Let through, as a pass in Set-Cookie says.", 401: f"Must wait: X-Headgate-Location {IS_THE_PAGE}."},
             prompt=True,
         ),
         Operation(
@@ -204,7 +209,26 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
 
 def mount(gate: Gate) -> Mount:
     """Give the gate of the proxies that ask with any method, which is why it is a plain application."""
-    return Mount("/gate", _Proxies(gate), Access.PUBLIC, limit="gate", bearer=False)
+
+    def route(path: str, summary: str, description: str, **more: Any) -> Operation:
+        return Operation(
+            "GET", path, mounted, summary, description=f"{description} A browser is sent to the waiting page, anybody else gets 429.",
+            access=Access.PUBLIC, tag="gate", limit="gate", any_method=True, errors=(MustWait,),
+            answers={200: "Let through, as a pass in Set-Cookie says.", 302: f"Must wait: Location {IS_THE_PAGE}."}, **more,
+        )  # fmt: skip
+
+    forwarded = {"X-Forwarded-Uri": "the path that the visitor asked for, set by the proxy", **COOKIE}
+    routes = (
+        route(
+            "/gate/forward", "Ask for Caddy or Traefik, before each request", "For forward_auth and ForwardAuth.",
+            query=GateQuery, headers=forwarded, name="ask_for_forward",
+        ),
+        route(
+            "/gate/envoy/{path:path}", "Ask for Envoy, before each request",
+            "For ext_authz, which appends the path that the visitor asked for.", headers=COOKIE, name="ask_for_envoy",
+        ),
+    )  # fmt: skip
+    return Mount("/gate", _Proxies(gate), Access.PUBLIC, limit="gate", bearer=False, routes=routes)
 
 
 class _Nginx:
