@@ -40,6 +40,17 @@ async def test_what_takes_any_method_is_shown_so(page: Page) -> None:
     await expect(page.locator("#askForNginx")).to_contain_text("Must wait: X-Headgate-Location")
 
 
+async def test_a_policy_is_explained_field_by_field_and_its_example_says_something(page: Page) -> None:
+    await page.goto("/docs#configureQueue")
+    route = page.locator("#configureQueue")
+    for field in ("opensAt", "failMode", "auto.threshold", "theme.logo"):
+        told = route.locator("h3:has-text('Body') + dl div", has=page.locator(f"dt code:text-is('{field}')")).locator(
+            "dd"
+        )
+        assert len((await told.inner_text()).split(" · ")[-1]) > 20, field
+    await expect(route.locator("pre")).to_contain_text('"ratePerSecond":5')
+
+
 async def test_link_opens_its_route(page: Page) -> None:
     await page.goto("/docs#createToken")
     route = page.locator("#createToken")

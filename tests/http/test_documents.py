@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from headgate.arena.door import Draining, OriginRefused, TicketMissing
+from headgate.gateway.fields import EXAMPLES, FIELDS
 from tests.processes import GatewayProcess
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -100,6 +101,55 @@ def test_what_mounts_serve_is_described_too(gateway_process: GatewayProcess) -> 
     assert proxy["security"] == [{"apiToken": ["service"]}], "Authorization is the upstream's"
     assert {"200", "202", "404", "502", "504"} <= set(proxy["responses"])
     assert {parameter["name"] for parameter in proxy["parameters"]} >= {"upstream", "path", "X-User-Id"}
+
+
+WRITTEN_FIRST = (
+    "PolicyChange", "QueueView", "Auto", "Bypass", "Theme", "EntryRequest", "Entry", "Status", "Eta", "RedeemRequest",
+    "Redeemed", "HeartbeatRequest", "Upstream", "Limit", "Retry", "Record", "Check", "AcquireRequest", "Acquired",
+    "PublishRequest", "Published",
+)  # fmt: skip
+
+
+def test_fields_are_explained_and_no_explanation_is_of_a_field_that_is_gone(gateway_process: GatewayProcess) -> None:
+    document = httpx2.get(f"{gateway_process.url}/openapi.json").json()
+    structs = document["components"]["schemas"]
+    asked = [each for operation in operations(document).values() for each in operation["parameters"]]
+    parameters = {(each["name"], each.get("description")) for each in asked}
+    for name in WRITTEN_FIRST:
+        unexplained = [field for field, schema in structs[name]["properties"].items() if not schema.get("description")]
+        assert unexplained == [], name
+    for name, words in FIELDS.items():
+        for field, text in words.items():
+            shown = structs.get(name, {}).get("properties", {}).get(field, {}).get("description")
+            assert shown == text or (field, text) in parameters, f"{name}.{field}"
+    for name, example in EXAMPLES.items():
+        assert structs[name]["examples"] == [example]
+        assert example.keys() <= structs[name]["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/api/admin/queues/example"),
+        ("PUT", "/api/queue/servers/example"),
+        ("POST", "/sd/v1/instances"),
+        ("PUT", "/api/admin/upstreams/example"),
+        ("PUT", "/cfg/v1/example/price"),
+    ],
+)
+def test_an_example_is_accepted_as_it_stands(gateway_process: GatewayProcess, method: str, path: str) -> None:
+    document = httpx2.get(f"{gateway_process.url}/openapi.json").json()
+    generic = path.replace("example", "{}").replace("price", "{}")
+    (operation,) = (
+        found for name, found in operations(document).items() if re.sub(r"{\w+}", "{}", name) == f"{method} {generic}"
+    )
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    (example,) = document["components"]["schemas"][reference.rpartition("/")[2]]["examples"]
+    with httpx2.Client(base_url=gateway_process.url, headers={"X-API-Token": gateway_process.token}) as client:
+        if "queue" in example:
+            client.put(f"/api/admin/queues/{example['queue']}", json={})
+        answer = client.request(method, path, json=example)
+    assert answer.status_code in (200, 201), answer.text
 
 
 @pytest.mark.parametrize("kind", [TicketMissing, OriginRefused, Draining])

@@ -74,4 +74,3 @@ ARENA: Final[tuple[dict[str, object], ...]] = (
 def routes(mounts: Iterable[Mount]) -> list[Operation]:
     """List what mounts serve: as they say themselves, or as is known of them here."""
     return [route for mount in mounts for route in mount.routes or _KNOWN.get(mount.prefix, ())]
-

@@ -12,6 +12,7 @@ import msgspec
 import headgate
 from headgate.gateway.answering import PROBLEM
 from headgate.gateway.beside import ARENA
+from headgate.gateway.fields import describe
 from headgate.gateway.reading import BodyTimeout, MediaUnsupported
 from headgate.kit.http import EVENTS, JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
@@ -61,6 +62,8 @@ def document(operations: Sequence[Operation]) -> bytes:
     types = [kind for each in shown for kind in (each.body, each.answer) if kind is not None and kind is not bytes]
     schemas, components = msgspec.json.schema_components(types, schema_hook=_any, ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
+    for name, schema in components.items():
+        describe(name, schema)
     components["Problem"] = _PROBLEM_SCHEMA
     paths: dict[str, dict[str, Any]] = {}
     for operation in shown:
@@ -138,6 +141,7 @@ def _query_parameters(operation: Operation, components: dict[str, Schema]) -> It
     if operation.query is not None:
         (_,), found = msgspec.json.schema_components([operation.query], schema_hook=_any, ref_template=_REF)
         own = found.pop(operation.query.__name__)
+        describe(operation.query.__name__, own)
         components.update(found)
         for name, schema in own["properties"].items():
             described = _parameter("query", name, schema, schema.get("description", ""))

@@ -188,7 +188,10 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             limit="gate",
             name="ask_for_nginx",
             headers={"X-Original-URI": "the path that the visitor asked for, set by nginx", **COOKIE},
-            answers={200: "Let through, as a pass in Set-Cookie says.", 401: f"Must wait: X-Headgate-Location {IS_THE_PAGE}."},
+            answers={
+                200: "Let through, as a pass in Set-Cookie says.",
+                401: f"Must wait: X-Headgate-Location {IS_THE_PAGE}.",
+            },
             prompt=True,
         ),
         Operation(

@@ -153,7 +153,14 @@ class Line:
                             raise
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
-                    now = (status.status, status.rank, status.eta, status.least_seconds, status.paused, status.ticket_id)
+                    now = (
+                        status.status,
+                        status.rank,
+                        status.eta,
+                        status.least_seconds,
+                        status.paused,
+                        status.ticket_id,
+                    )
                     if now != shown:
                         yield status
                     shown = now
