@@ -49,6 +49,8 @@ async def test_a_policy_is_explained_field_by_field_and_its_example_says_somethi
         )
         assert len((await told.inner_text()).split(" · ")[-1]) > 20, field
     await expect(route.locator("pre")).to_contain_text('"ratePerSecond":5')
+    await expect(route.locator(".answers > li").nth(1)).to_have_text("201application/json, as 200")
+    assert "`" not in await route.inner_text()
 
 
 async def test_link_opens_its_route(page: Page) -> None:

@@ -22,6 +22,11 @@ function operationsOf(api) {
     METHODS.filter((method) => item[method]).map((method) => ({ path, method, ...item[method] })));
 }
 
+/** Write a text; what stands between backticks is code. */
+function words(text) {
+  return text.split('`').map((part, index) => (index % 2 ? make('code', {}, part) : part));
+}
+
 /** Write a path so that it breaks after a slash. */
 function path(text) {
   return make('code', {}, ...text.split('/').flatMap((part, index) => (index ? ['/', make('wbr'), part] : [part])));
@@ -30,7 +35,7 @@ function path(text) {
 function drawFields(api, schema, { given = false } = {}) {
   const rows = fieldsOf(api, schema).map((field) => make('div', {},
     make('dt', {}, make('code', {}, field.name), ' ', field.required && !given ? make('span', { class: 'required' }, 'required') : ''),
-    make('dd', {}, [field.type, field.rules, field.text].filter(Boolean).join(' · '))));
+    make('dd', {}, [field.type, field.rules].filter(Boolean).join(' · '), ...(field.text ? words(` · ${field.text}`) : []))));
   return rows.length ? make('dl', { class: 'fields' }, ...rows) : make('p', { class: 'soft' }, typeOf(api, schema));
 }
 
@@ -68,6 +73,7 @@ function drawSample(text) {
 
 function drawAnswers(api, operation) {
   const list = make('ul', { class: 'answers' });
+  const shown = new Map();
   for (const [status, answer] of Object.entries(operation.responses)) {
     const codes = answer.content?.['application/problem+json']?.schema.properties?.code.enum;
     const item = make('li', {}, make('span', { class: 'status' }, status));
@@ -76,7 +82,12 @@ function drawAnswers(api, operation) {
     } else {
       const [kind, content] = Object.entries(answer.content ?? {})[0] ?? [];
       item.append(kind ?? (/^Done/.test(answer.description) ? 'nothing else' : answer.description));
-      if (content?.schema && resolve(api, content.schema).properties) item.append(drawFields(api, content.schema, { given: true }));
+      const same = JSON.stringify(content?.schema);
+      if (shown.has(same)) item.append(`, as ${shown.get(same)}`);
+      else if (content?.schema && resolve(api, content.schema).properties) {
+        item.append(drawFields(api, content.schema, { given: true }));
+        shown.set(same, status);
+      }
     }
     list.append(item);
   }
@@ -85,7 +96,7 @@ function drawAnswers(api, operation) {
 
 function drawOperation(api, operation) {
   const inside = make('div', { class: 'inside' });
-  if (operation.description) inside.append(make('p', {}, operation.description));
+  if (operation.description) inside.append(make('p', {}, ...words(operation.description)));
   if (operation.parameters.length) inside.append(make('h3', {}, 'Parameters'), drawParameters(api, operation.parameters));
   const body = operation.requestBody?.content['application/json'];
   if (body) inside.append(make('h3', {}, operation.requestBody.required ? 'Body' : 'Body (optional)'), drawFields(api, body.schema));

@@ -133,8 +133,9 @@ def _path_parameters(operation: Operation) -> Iterable[Schema]:
     for name, rest in _PARAMETER.findall(operation.path):
         pattern = MEMBER_PATTERN if name == "id" or name.endswith("Id") else THING_PATTERN
         if rest:
-            pattern = CONFIG_KEY_PATTERN if name == "key" else ".*"
-        yield {**_parameter("path", name, {"type": "string", "pattern": f"^{pattern}$"}), "required": True}
+            pattern = CONFIG_KEY_PATTERN if name == "key" else ""
+        schema = {"type": "string", "pattern": f"^{pattern}$"} if pattern else {"type": "string"}
+        yield {**_parameter("path", name, schema), "required": True}
 
 
 def _query_parameters(operation: Operation, components: dict[str, Schema]) -> Iterable[Schema]:
