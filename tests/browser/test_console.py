@@ -408,3 +408,65 @@ async def test_every_part_opens_at_phone_width_and_axe_finds_nothing(page: Page,
     found = await Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert errors == []
+
+
+async def test_of_a_queue_that_is_not_there_only_that_is_said_and_the_way_back(
+    page: Page, place: Place, queue: str
+) -> None:
+    await page.goto(f"{place.gateway.url}/console#/queues/{queue}")
+    await expect(page.locator("main .error").first).to_contain_text("no queue")
+    await expect(page.get_by_role("button", name="Delete")).to_be_hidden()
+    await expect(page.get_by_role("button", name="Save policy")).to_be_hidden()
+    await make(place, queue)
+    await expect(page.get_by_role("button", name="Save policy")).to_be_visible()
+    async with place.admin() as admin:
+        await admin.delete(f"/api/admin/queues/{queue}")
+    await expect(page.get_by_role("button", name="Save policy")).to_be_hidden()
+    await page.get_by_role("link", name="All queues").click()
+    await expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+
+
+async def drawn(page: Page, *points: tuple[int, float | None]) -> tuple[list[str], list[str]]:
+    """Draw a chart of these points; gives the words beside the plot and those below it."""
+    return tuple(
+        await page.evaluate(
+            """async (points) => {
+                const { chart } = await import('/console/assets/chart.js');
+                const made = chart('Made up', { unit: ' s' });
+                document.querySelector('main').replaceChildren(made.element);
+                made.update([{ name: 'mean wait', points }]);
+                const texts = (selector) => [...made.element.querySelectorAll(selector)].map((each) => each.textContent);
+                return [texts('g text'), texts('.legend li')];
+            }""",
+            points,
+        )
+    )
+
+
+async def test_a_chart_of_small_values_has_an_axis_that_tells_them_apart(page: Page) -> None:
+    axis, _ = await drawn(page, (0, 0.004), (1000, 0.017))
+    assert axis == ["0", "0.005", "0.01", "0.015", "0.02"]
+    axis, _ = await drawn(page, (0, 0.000002), (1000, 0.000001))
+    assert len(set(axis)) == len(axis)
+    assert max(map(len, axis)) <= 5
+
+
+async def test_a_chart_says_the_latest_that_was_measured_and_that_nothing_was_since(page: Page) -> None:
+    _, legend = await drawn(page, (0, 7), (60_000, 12), (3_600_000, None))
+    assert len(legend) == 1
+    assert legend[0].startswith("mean wait: 12 s at ")
+    assert legend[0].endswith("nothing since")
+    _, legend = await drawn(page, (0, 7), (60_000, 12))
+    assert legend == ["mean wait: 12 s"]
+
+
+async def test_the_waits_are_drawn_until_now(page: Page, place: Place, queue: str) -> None:
+    await make(place, queue)
+    long_ago = "2026-01-01T09:00:00.000Z"
+    minute = {"minute": long_ago, "meanWaitSeconds": 12, "meanEtaErrorSeconds": 1}
+    await page.route("**/history*", lambda route: route.fulfill(json={"queue": queue, "minutes": [minute]}))
+    await open_queue(page, place, queue)
+    chart = page.locator(".card", has=page.get_by_role("heading", name="Wait, by minute"))
+    await expect(chart.locator(".legend li").first).to_contain_text("nothing since")
+    ends = await chart.locator("svg > text").all_text_contents()
+    assert len(set(ends)) == 2, "the axis ends now, and not where it begins"

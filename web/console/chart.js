@@ -6,8 +6,9 @@ const LEFT = 44;
 const BOTTOM = 20;
 const TOP = 8;
 const NS = 'http://www.w3.org/2000/svg';
-// Beside the plot there is room for five signs.
-const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 2 });
+// Beside the plot there is room for five signs, and less than a hundredth is as good as nothing.
+const short = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 3 });
+const LEAST = 0.01;
 
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS(NS, tag);
@@ -29,7 +30,7 @@ export function ticks(most, wanted = 4) {
 
 /**
  * A chart that can be updated in place.
- * series: [{name, points: [[ms, value or null], …]}], all over the same times.
+ * series: [{name, points: [[ms, value or null], …]}], all over the same times; a null breaks the line.
  */
 export function chart(title, { unit = '' } = {}) {
   const plot = svg('svg', { class: 'chart', height: HEIGHT, role: 'img' });
@@ -58,10 +59,11 @@ export function chart(title, { unit = '' } = {}) {
       legend.replaceChildren();
       return;
     }
-    const times = points.map(([time]) => time);
+    const times = current.flatMap((line) => line.points.map(([time]) => time));
     const first = Math.min(...times);
     const last = Math.max(...times, first + 1);
-    const steps = ticks(Math.max(...points.map(([, value]) => value)));
+    const most = Math.max(...points.map(([, value]) => value));
+    const steps = ticks(most && Math.max(most, LEAST));
     const top = steps.at(-1);
     const x = (time) => LEFT + ((time - first) / (last - first)) * (width - LEFT - 4);
     const y = (value) => TOP + (1 - value / top) * (HEIGHT - BOTTOM - TOP);
@@ -81,8 +83,11 @@ export function chart(title, { unit = '' } = {}) {
     if (at !== null) parts.push(svg('line', { class: 'cursor', x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }));
     plot.replaceChildren(...parts);
     const said = current.map((line) => {
-      const point = at === null ? line.points.at(-1) : line.points.reduce((best, next) => (Math.abs(next[0] - at) < Math.abs(best[0] - at) ? next : best), line.points[0] || [0, null]);
-      return `${line.name}: ${number(point?.[1])}${unit}`;
+      const latest = line.points.findLast(([, value]) => value !== null);
+      const point = at === null ? latest : line.points.reduce((best, next) => (Math.abs(next[0] - at) < Math.abs(best[0] - at) ? next : best), line.points[0] || [0, null]);
+      // What is read out is the latest that was measured; where nothing was since, it says when that was.
+      const since = at === null && latest && latest !== line.points.at(-1) ? ` at ${new Date(latest[0]).toLocaleTimeString([], { timeStyle: 'short' })}, nothing since` : '';
+      return point?.[1] === null || !point ? `${line.name}: –` : `${line.name}: ${number(point[1])}${unit}${since}`;
     });
     legend.replaceChildren(...said.map((text, index) => h('li', {}, swatch(index), text)));
     plot.setAttribute('aria-label', `${title}. ${said.join(', ')}`);
@@ -111,7 +116,8 @@ function path(points, x, y) {
       open = false;
       return '';
     }
-    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}`;
+    // A point between two breaks is a line of no length, which is drawn as a dot.
+    const move = `${open ? 'L' : 'M'}${x(time).toFixed(1)} ${y(value).toFixed(1)}${open ? '' : 'h0'}`;
     open = true;
     return move;
   }).join('');

@@ -70,7 +70,8 @@ export function confirm(question, { action, word = null } = {}) {
 }
 
 const plain = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
-export const number = (value) => (value === null || value === undefined ? '–' : plain.format(value));
+const small = new Intl.NumberFormat('en', { maximumFractionDigits: 2 });
+export const number = (value) => (value === null || value === undefined ? '–' : (Math.abs(value) < 1 ? small : plain).format(value));
 export const moment = (text) => (text ? new Date(text).toLocaleString([], { dateStyle: 'short', timeStyle: 'medium' }) : '–');
 export function ago(text) {
   if (!text) return '–';

@@ -54,6 +54,8 @@ export function queue(view, [name], session) {
   const servers = h('div');
   const audit = h('div');
   const changed = h('p', { class: 'error', role: 'status' });
+  const whole = h('div', { class: 'stack', hidden: true });
+  const back = h('p', { hidden: true }, h('a', { href: to(['queues']) }, 'All queues'));
   let etag = null;
   let shown = null;
   let turn = 0;
@@ -78,6 +80,8 @@ export function queue(view, [name], session) {
 
   fill(view,
     h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: to(['queues']) }, 'Queues'), ' / ', name, ' ', heading), trouble),
+    back, whole);
+  fill(whole,
     numbers,
     admin ? levers() : null,
     h('div', { class: 'grid charts' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
@@ -145,6 +149,7 @@ export function queue(view, [name], session) {
       changed.textContent = 'Somebody else changed this policy meanwhile. Load what is in force before you save.';
     }
     shown = data;
+    whole.hidden = false;
     fill(heading, state(data));
     showLevers(data);
     fill(numbers, figures([
@@ -157,7 +162,16 @@ export function queue(view, [name], session) {
     charts.flow.update(trail.series('rate'));
     if (turn % 5 === 0) await slower();
     turn += 1;
-  }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
+  }, {
+    onState: (problem) => {
+      trouble.textContent = problem ? problem.message : '';
+      // Of a queue that is not there, there is nothing to see and nothing to do.
+      const gone = problem?.code === 'queue_unknown';
+      back.hidden = !gone;
+      if (gone) whole.hidden = true;
+      if (gone) fill(heading);
+    },
+  });
 
   async function slower() {
     const [found, history, trailOfChanges] = await Promise.all([
@@ -173,10 +187,10 @@ export function queue(view, [name], session) {
       { title: 'Seats', number: true, value: (row) => `${number(row.capacity)} (${number(row.maxCapacity)})` },
       { title: '', value: (row) => (row.draining ? tag('draining', 'warn') : row.reported ? tag('up', 'good') : tag('reporting', 'warn')) },
     ], found?.servers ?? [], 'No server offers seats here.'));
-    const minutes = history?.minutes ?? [];
+    const minutes = untilNow(history?.minutes ?? []);
     charts.minutes.update([
-      { name: 'mean wait', points: minutes.map((row) => [Date.parse(row.minute), row.meanWaitSeconds]) },
-      { name: 'mean ETA error', points: minutes.map((row) => [Date.parse(row.minute), row.meanEtaErrorSeconds]) },
+      { name: 'mean wait', points: minutes.map(([time, row]) => [time, row?.meanWaitSeconds ?? null]) },
+      { name: 'mean ETA error', points: minutes.map(([time, row]) => [time, row?.meanEtaErrorSeconds ?? null]) },
     ]);
     fill(audit, table([
       { title: 'When', value: (row) => h('span', { title: moment(row.at) }, ago(row.at)) },
@@ -187,6 +201,20 @@ export function queue(view, [name], session) {
   }
 
   return stop;
+}
+
+/** Give the minutes with their times, and nothing for those without a record: between two of them, and until now. */
+function untilNow(minutes) {
+  const found = [];
+  for (const row of minutes) {
+    const time = Date.parse(row.minute);
+    const before = found.at(-1)?.[0];
+    if (before && time - before > 90000) found.push([before + 60000, null]);
+    found.push([time, row]);
+  }
+  const now = Date.now();
+  if (found.length && now - found.at(-1)[0] > 150000) found.push([now, null]);
+  return found;
 }
 
 /** Say in a few words what a change changed: policies field by field, switches as they are. */
