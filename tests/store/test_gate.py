@@ -250,6 +250,34 @@ async def test_an_automatic_queue_that_is_off_does_not_hide_one_that_is_on(gate:
     assert (await ask(gate, target="/sale/2")).queue == "sale"
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+async def test_of_two_automatic_queues_for_the_same_the_lower_threshold_protects(
+    gate: Gate, names: tuple[str, str]
+) -> None:
+    low, high = names
+    for name, threshold in ((high, 500), (low, 20)):
+        await configure(
+            gate, name, paths=["/product/*"], auto=Auto("product-*", threshold=threshold, window_seconds=10)
+        )
+    for _ in range(25):
+        await ask(gate, target="/product/42")
+    await gate.traffic.flush()
+    on = {name for name in names if (guard := gate.rules.guard(gate._room.queues.thing(NS, name))) and guard.on}
+    assert on == {low}
+    assert (await ask(gate, target="/product/42")).queue == "product-42"
+
+
+async def test_an_automatic_queue_of_one_resource_comes_before_one_of_a_pattern(gate: Gate) -> None:
+    await configure(gate, "all", auto=Auto("product-*", threshold=20, window_seconds=10))
+    await configure(gate, "one", auto=Auto("product-1", threshold=500, window_seconds=10))
+    for resource in ("product-1", "product-2"):
+        for _ in range(25):
+            await ask(gate, resource)
+    await gate.traffic.flush()
+    assert gate.rules.match(NS, "product-1", "", "").active is False  # type: ignore[union-attr]
+    assert gate.rules.match(NS, "product-2", "", "").active  # type: ignore[union-attr]
+
+
 async def test_a_foreign_cookie_of_the_same_name_in_front_takes_no_pass_away(gate: Gate) -> None:
     await configure(gate, "sale", capacity=1)
     good = (await gate.keys()).seal(await enter(gate, "sale"))

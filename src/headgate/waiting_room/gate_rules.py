@@ -86,6 +86,14 @@ class Match:
         self.bypasses = bool(guard.open_networks or policy.bypass.header)
 
 
+def _order(guard: Guard) -> tuple[bool, bool, float, str]:
+    """Put automatic queues first, those of one resource before those of a pattern; of several, the one that is on soonest."""
+    auto = guard.policy.auto
+    if auto is None:
+        return True, False, 0.0, guard.thing.name
+    return False, "*" in auto.resource, auto.threshold / auto.window_seconds, guard.thing.name
+
+
 class GateRules:
     """The guards of all queues, kept current."""
 
@@ -204,7 +212,7 @@ class GateRules:
     def _find(self, namespace: str, resource: str, event_type: str, target: str) -> Match | None:
         guards = sorted(
             (guard for guard in self._guards.values() if guard.thing.namespace == namespace),
-            key=lambda guard: (guard.policy.auto is None, guard.thing.name),
+            key=_order,
         )
         # An automatic queue that is off takes nothing away from another that is on: it only counts.
         off: Match | None = None
