@@ -8,10 +8,10 @@
 --- ARGV     1 context   2 serving (the last place called, as the caller remembers)
 ---          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
 --- RETURNS  what all are told alike, packed: generation, seconds since there is a line, switches (1 wake, 2 paused),
----          grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover,
----          seconds of a tick, turnover at first, seconds in which it slows down, how wrong what is supposed of the late
----          may be, seconds they hold a seat; then for each user, packed: state, account, place, rank; and for who is
----          called: left_ms, ticket, server, address
+---          grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace,
+---          the fastest turnover, seconds of a tick, turnover at first, seconds in which it slows down, how wrong what is
+---          supposed of the late may be, seconds they hold a seat; then for each user, packed: state, account, place,
+---          rank; and for who is called: left_ms, ticket, server, address
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
 --@include arrive
