@@ -426,6 +426,16 @@ async def test_of_a_queue_that_is_not_there_only_that_is_said_and_the_way_back(
     await expect(page.get_by_role("heading", name="Queues")).to_be_visible()
 
 
+async def test_of_an_upstream_that_is_not_there_only_that_is_said_and_the_way_back(
+    page: Page, place: Place, queue: str
+) -> None:
+    await page.goto(f"{place.gateway.url}/console#/relay/{queue}")
+    await expect(page.locator("main .error").first).to_contain_text("no upstream")
+    await expect(page.get_by_role("button", name="Delete")).to_be_hidden()
+    await page.get_by_role("link", name="All upstreams").click()
+    await expect(page.get_by_role("button", name="Create upstream")).to_be_visible()
+
+
 async def drawn(page: Page, *points: tuple[int, float | None]) -> tuple[list[str], list[str]]:
     """Draw a chart of these points; gives the words beside the plot and those below it."""
     return tuple(

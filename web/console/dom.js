@@ -37,6 +37,13 @@ export function card(title, ...children) {
   return h('section', { class: 'card' }, title ? h('h2', {}, title) : null, children);
 }
 
+/** What there is to see and do of a thing: shown once it was read; of one that is not there, only the way back. */
+export function whole(back, ...children) {
+  const inside = h('div', { class: 'stack', hidden: true }, children);
+  const way = h('p', { hidden: true }, back);
+  return { element: [way, inside], show: (there) => { inside.hidden = !there; way.hidden = there; } };
+}
+
 export function tag(text, kind = 'plain') {
   return h('span', { class: `tag ${kind}` }, text);
 }

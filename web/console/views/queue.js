@@ -2,7 +2,7 @@
 import { to, visit } from '../address.js';
 import { get, getTagged, maybe, post, put, query, remove } from '../api.js';
 import { chart, Trail } from '../chart.js';
-import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
+import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast, whole } from '../dom.js';
 import { form } from '../forms.js';
 import { live } from '../live.js';
 import { seats, state } from './queues.js';
@@ -54,8 +54,6 @@ export function queue(view, [name], session) {
   const servers = h('div');
   const audit = h('div');
   const changed = h('p', { class: 'error', role: 'status' });
-  const whole = h('div', { class: 'stack', hidden: true });
-  const back = h('p', { hidden: true }, h('a', { href: to(['queues']) }, 'All queues'));
   let etag = null;
   let shown = null;
   let turn = 0;
@@ -78,16 +76,16 @@ export function queue(view, [name], session) {
     },
   });
 
-  fill(view,
-    h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: to(['queues']) }, 'Queues'), ' / ', name, ' ', heading), trouble),
-    back, whole);
-  fill(whole,
+  const all = whole(h('a', { href: to(['queues']) }, 'All queues'),
     numbers,
     admin ? levers() : null,
     h('div', { class: 'grid charts' }, charts.line.element, charts.seats.element, charts.flow.element, charts.minutes.element),
     card('Servers', servers),
     card('Policy', changed, policy.element, admin ? h('p', {}, h('button', { type: 'button', onclick: reload }, 'Load what is in force')) : null),
     card('Audit', audit));
+  fill(view,
+    h('div', { class: 'row between' }, h('h1', { class: 'row' }, h('a', { href: to(['queues']) }, 'Queues'), ' / ', name, ' ', heading), trouble),
+    all.element);
   if (!admin) for (const input of policy.element.querySelectorAll('input, select, textarea, button')) input.disabled = true;
 
   function levers() {
@@ -149,7 +147,7 @@ export function queue(view, [name], session) {
       changed.textContent = 'Somebody else changed this policy meanwhile. Load what is in force before you save.';
     }
     shown = data;
-    whole.hidden = false;
+    all.show(true);
     fill(heading, state(data));
     showLevers(data);
     fill(numbers, figures([
@@ -165,11 +163,9 @@ export function queue(view, [name], session) {
   }, {
     onState: (problem) => {
       trouble.textContent = problem ? problem.message : '';
-      // Of a queue that is not there, there is nothing to see and nothing to do.
-      const gone = problem?.code === 'queue_unknown';
-      back.hidden = !gone;
-      if (gone) whole.hidden = true;
-      if (gone) fill(heading);
+      if (problem?.code !== 'queue_unknown') return;
+      fill(heading);
+      all.show(false);
     },
   });
 

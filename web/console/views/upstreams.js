@@ -2,7 +2,7 @@
 import { to, visit } from '../address.js';
 import { create as make, get, getTagged, maybe, put, remove } from '../api.js';
 import { chart, Trail } from '../chart.js';
-import { card, confirm, figures, fill, h, number, table, tag, toast } from '../dom.js';
+import { card, confirm, figures, fill, h, number, table, tag, toast, whole } from '../dom.js';
 import { live } from '../live.js';
 
 const HOME = '/api/admin/upstreams';
@@ -71,16 +71,17 @@ export function upstream(view, [name], session) {
     }
   }
 
-  fill(view,
-    h('div', { class: 'row between' }, h('h1', {}, h('a', { href: to(['relay']) }, 'Relay'), ` / ${name}`), trouble),
+  const all = whole(h('a', { href: to(['relay']) }, 'All upstreams'),
     numbers, h('div', { class: 'grid' }, lines.element, card('Busiest users', users)),
     card('Policy', text, said, session.role === 'admin' ? h('p', { class: 'row' },
       h('button', { class: 'primary', onclick: save }, 'Save policy'),
       h('button', { onclick: async () => show(await getTagged(home)) }, 'Load what is in force'),
       h('button', { class: 'danger', onclick: destroy }, 'Delete')) : null));
+  fill(view, h('div', { class: 'row between' }, h('h1', {}, h('a', { href: to(['relay']) }, 'Relay'), ` / ${name}`), trouble), all.element);
 
   return live(async () => {
     const [answer, status] = await Promise.all([getTagged(home), maybe(`${home}/status`)]);
+    all.show(true);
     if (!loaded || (answer.etag !== etag && text.value === loaded)) show(answer);
     else if (answer.etag !== etag) said.textContent = 'Somebody else changed this policy meanwhile.';
     if (!status) return;
@@ -94,7 +95,12 @@ export function upstream(view, [name], session) {
       { title: 'Cooling', number: true, value: (row) => number(row.cooling) },
       { title: '', value: (row) => (row.heldMs ? tag('held', 'warn') : '') },
     ], status.busiest, 'Nobody waits.'));
-  }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
+  }, {
+    onState: (problem) => {
+      trouble.textContent = problem ? problem.message : '';
+      if (problem?.code === 'upstream_unknown') all.show(false);
+    },
+  });
 }
 
 function create() {
