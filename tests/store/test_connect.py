@@ -11,6 +11,7 @@ import pytest
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreRefused, StoreUnavailable
 from headgate.store import Index, Store, StoreSettings, acl, open_store
 from headgate.store.address import Endpoint, Kind, parse_address
+from headgate.store.link import Link
 from tests.store.scripts import TALLY
 from tests.topology import (
     HOST,
@@ -253,3 +254,29 @@ async def test_a_closed_store_stays_closed(server: Topology, prefix: str) -> Non
             await store.read(thing, "PING")
         assert all(link.closed for link in store.route._links.values())
         assert not store.route._opening
+
+
+async def test_a_store_that_is_left_while_it_is_opened_leaves_no_connection(
+    server: Topology, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[Link] = []
+    made = Link.connection_made
+
+    def noted(link: Link, transport: asyncio.BaseTransport) -> None:
+        links.append(link)
+        made(link, transport)
+
+    monkeypatch.setattr(Link, "connection_made", noted)
+
+    async def work() -> None:
+        async with open_store(StoreSettings(url=server.url, prefix=prefix)):
+            await asyncio.Event().wait()
+
+    for beats in range(60):
+        task = asyncio.ensure_future(work())
+        for _ in range(beats):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        await eventually(lambda: all(link.closed for link in links))

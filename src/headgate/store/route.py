@@ -35,6 +35,7 @@ class Route(ABC):
         self._clocks: dict[Endpoint, NodeClock] = {}
         self._failures: dict[Endpoint, int] = {}
         self._down_since: float | None = None
+        self._closed = False
 
     @abstractmethod
     def owner(self, slot: int) -> Endpoint | None:
@@ -70,7 +71,8 @@ class Route(ABC):
         return {*self.address.nodes, *self._clocks}
 
     def close(self) -> None:
-        """End all links; those that are being opened end with the errands."""
+        """End all links; those that are being opened end with the errands, or when they are open."""
+        self._closed = True
         for link in self._links.values():
             link.close()
 
@@ -101,7 +103,10 @@ class Route(ABC):
         self._opening.pop(endpoint, None)
         if done.cancelled():
             return
-        if done.exception() is None:
+        if self._closed:
+            if done.exception() is None:
+                done.result().close()
+        elif done.exception() is None:
             self._failures.pop(endpoint, None)
             self._links[endpoint] = done.result()
             self._down_since = None
