@@ -60,7 +60,9 @@ async def test_a_gateway_counts_what_is_registered_renewed_and_watched(gateway: 
 
     async def counted() -> bool:
         now = [await measured(gateway, *name) for name in names]
-        return [after - first for after, first in zip(now, before, strict=True)] == [1, 2, 1, 1]
+        registered, renewed, unknown, pushed = (after - first for after, first in zip(now, before, strict=True))
+        # The gateway is an instance too, and renews itself now and then.
+        return (registered, unknown, pushed) == (1, 1, 1) and renewed >= 2
 
     await eventually(counted)
     assert await measured(gateway, "headgate_registry_watch_lag_seconds") < 10
