@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from headgate.cli.chat import enter_again
 from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
@@ -545,3 +546,13 @@ async def test_a_policy_that_cannot_be_is_refused_and_spoils_nothing(scene: Scen
     with pytest.raises(InvalidRequest):
         await queues.show("a/b")
     assert (await queues.show("other")).version == 1
+
+
+async def test_a_wait_tells_of_a_pause_and_of_its_end(scene: Scene) -> None:
+    await scene.create(capacity=0)
+    entry = await scene.hg.queue.entry("ann")
+    async with asyncio.timeout(20), aclosing(scene.hg.queue.wait(entry.user_id)) as wait:
+        assert (await anext(wait)).paused is UNSET
+        for action, paused in (("pause", True), ("resume", UNSET)):
+            await scene.hg.queues.operate("main", action)
+            assert (await anext(wait)).paused is paused

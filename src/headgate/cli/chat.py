@@ -137,6 +137,8 @@ def _standing(status: Status) -> str:
 
 
 def _eta(status: Status) -> str:
+    if status.paused is True:
+        return "the line is paused"
     if status.eta is not None:
         return f"about {_length(status.eta.seconds)}"
     return f"at least {_length(status.least_seconds)}" if status.least_seconds else ""

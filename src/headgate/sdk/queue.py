@@ -160,4 +160,6 @@ def queue_of(backend: Http | Store, namespace: str) -> Queue:
 
 def _shown(status: Status | None) -> object:
     """Give the part of a status that people see; a new poll interval alone is no change."""
-    return status and (status.status, status.rank, status.eta, status.least_seconds, status.ticket_id)
+    return status and (
+        status.status, status.rank, status.eta, status.least_seconds, status.paused, status.ticket_id
+    )  # fmt: skip
