@@ -76,9 +76,10 @@ class Sentinel(Topology):
 
     def wait_for_new_primary(self, old: Node) -> None:
         """Block until the sentinels name another server than this one and it takes writes."""
+        # A sentinel that was held up for two seconds trusts nothing it sees for the next thirty (its TILT mode).
         wait_until(
             lambda: (new := self.primary()) is not old and new.info("replication")["role"] == "master",
-            20,
+            60,
             "a replica was promoted",
         )
 
