@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -17,6 +19,7 @@ import httpx2
 import pytest
 
 from tests.processes import GatewayProcess
+from tests.topology import wait_until
 
 pytestmark = pytest.mark.topology("standalone")
 
@@ -39,6 +42,11 @@ def read_until(screen: int, words: bytes) -> bytes:
     return seen
 
 
+def typed(side: int) -> int:
+    """Count what was typed and not read yet."""
+    return struct.unpack("i", fcntl.ioctl(side, termios.FIONREAD, bytes(4)))[0]  # type: ignore[no-any-return]
+
+
 def test_what_is_typed_while_waiting_in_line_is_not_shown(gateway_process: GatewayProcess, tmp_path: Path) -> None:
     queue = f"q{secrets.token_hex(4)}"
     httpx2.put(
@@ -57,6 +65,7 @@ def test_what_is_typed_while_waiting_in_line_is_not_shown(gateway_process: Gatew
             try:
                 read_until(screen, b"in line")
                 os.write(screen, b"hello?\n")
+                wait_until(lambda: typed(side) == len(b"hello?\n"))  # the kernel takes it in its own time
                 chatting.send_signal(signal.SIGINT)
                 seen = read_until(screen, b"you left the line.")
                 assert chatting.wait(20) == 130
