@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
+from headgate.kit.aside import Aside
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
@@ -32,7 +33,7 @@ class LockSource(ABC):
         self.names = Names()
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._aside = Aside()
         self._asking = Underway()
         self._closing = False
         self._closed = False
@@ -161,15 +162,7 @@ class LockSource(ABC):
 
     def beside(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run something beside the caller; it ends at the latest when this source is closed."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever awaits it has it too; asking here only keeps asyncio from warning
+        return self._aside.start(work)
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,13 +185,8 @@ class LockSource(ABC):
         self.dismiss()
         # An answer may be on its way, and what it gives must be given back.
         await self._asking.over(CLOSE_SECONDS)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        await self._aside.close(CLOSE_SECONDS)
         self._closed = True
-        rest = list(self._tasks)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
 
 
 class Lock:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from headgate.kit.aside import Aside, ended
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import (
     Beat,
@@ -27,7 +28,6 @@ from headgate.registry.model import (
     UnknownInstance,
     new_nonce,
 )
-from headgate.sdk.aside import Aside, ended
 from headgate.sdk.registry_modes import Mode, Place
 
 JITTER: Final = 0.1

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.kit.aside import ended
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
 from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
@@ -77,13 +78,10 @@ class HttpLocks(LockSource):
         asking = asyncio.get_running_loop().create_task(self._acquire(want, holder, wait))
         self._lines.add(asking)
         try:
-            await asyncio.wait((asking,))
+            return await ended(asking)
         finally:
             self._lines.discard(asking)
             asking.cancel()
-        if asking.cancelled():
-            raise Closed
-        return asking.result()
 
     def dismiss(self) -> None:
         """Send those home who stand in line; who does not has an answer soon."""

@@ -12,6 +12,7 @@ from typing import Final, TypedDict, Unpack
 import msgspec
 import structlog
 
+from headgate.kit.aside import ended
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
@@ -35,7 +36,6 @@ from headgate.registry.model import (
     as_sent,
 )
 from headgate.registry.settings import RegistrySettings
-from headgate.sdk.aside import ended
 from headgate.sdk.beats import Beats
 from headgate.sdk.http import Http
 from headgate.sdk.listeners import Listener

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from headgate.kit.aside import Aside, ended
 from headgate.kit.http import cancelled
 from headgate.kit.ids import new_ulid
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
-from headgate.sdk.aside import Aside, ended
 from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
 if TYPE_CHECKING:
