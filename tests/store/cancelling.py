@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -42,24 +42,33 @@ class CancelledAt:
                 step = partial(steps.throw, error)
 
 
-async def inject(work: Callable[[], Coroutine[Any, Any, None]], check: Callable[[], Awaitable[None]]) -> int:
-    """Cancel at the first suspension, the second …, both ways, and check after each; give how many there were."""
-    at = 0
-    reached = True
+async def cancelled_at_each(
+    work: Callable[[], Coroutine[Any, Any, None]],
+) -> AsyncGenerator[tuple[int, CancelledAt, asyncio.Task[None]], None]:
+    """Cancel at the first suspension, the second …, both ways; give each time how it ended, until it comes to its own end."""
+    at, reached = 0, True
     while reached:
         at += 1
         reached = False
         for late in (False, True):
             cancelled = CancelledAt(work(), at, late=late)
-
-            async def run(cancelled: CancelledAt = cancelled) -> None:
-                await cancelled
-
-            task = asyncio.create_task(run())
+            task = asyncio.create_task(_awaited(cancelled))
             async with asyncio.timeout(10):
                 await asyncio.wait({task})
-            assert task.cancelled() or task.exception() is None, task.exception()
             reached = reached or cancelled.reached
-            await check()
+            yield at, cancelled, task
         assert at < 200, "it never ends"
-    return at - 1
+
+
+async def inject(work: Callable[[], Coroutine[Any, Any, None]], check: Callable[[], Awaitable[None]]) -> int:
+    """Cancel at each suspension and check after each; give how many there were."""
+    last = 0
+    async for at, _, task in cancelled_at_each(work):
+        last = at
+        assert task.cancelled() or task.exception() is None, task.exception()
+        await check()
+    return last - 1
+
+
+async def _awaited(work: CancelledAt) -> None:
+    await work
