@@ -14,11 +14,14 @@ from tests.topology.waiting import wait_until
 
 
 class FakeClock:
-    """Give `environment` to a node; `step` then moves that node's clock, and only that node's."""
+    """Give `environment` to a node or another process, whose clock is then ahead by so many seconds.
 
-    def __init__(self) -> None:
+    `step` moves the clock of a node, and only that node's.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
         self._file = reaper().directory("clock") / "offset"
-        self._seconds = 0.0
+        self._seconds = seconds
         self.environment = {
             "LD_PRELOAD": _library(),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),

@@ -94,7 +94,7 @@ class Node:
             "port": self.port,
             "password": self.password or None,
             "decode_responses": True,
-            "socket_timeout": 5,
+            "socket_timeout": 15,
             "socket_connect_timeout": 1,
             "retry": Retry(NoBackoff(), 0),
         }

@@ -48,7 +48,8 @@ class Stopwatch:
         return monotonic() - self._began
 
     def _still(self, wall: float) -> float:
-        return min(_lost() - self._lost_before, wall * MOST_SHARE)
+        # Less than before: a watcher that had not started yet looked late, and is not.
+        return min(max(0.0, _lost() - self._lost_before), wall * MOST_SHARE)
 
 
 @contextmanager

@@ -7,7 +7,22 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.kit.http import Access, Call, Caller, ClientGone, Message, Operation, Scope, Stop, Stopping, Wire, event
+from headgate.gateway.answering import rendered
+from headgate.kit.http import (
+    Access,
+    Answer,
+    Call,
+    Caller,
+    ClientGone,
+    Message,
+    Operation,
+    Scope,
+    Stop,
+    Stopping,
+    Wire,
+    event,
+    header_value,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +107,24 @@ def test_event_cannot_be_broken_out_of(made: bytes, expected: bytes) -> None:
     assert made == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("/a b?c=%20", b"/a b?c=%20"),
+        ("/열", b"/%EC%97%B4"),
+        ("é", b"%C3%A9"),
+        ("a\r\nSet-Cookie: b", b"a%0D%0ASet-Cookie: b"),
+        ("\0\x7f\t", b"%00%7F%09"),
+        ("\ud800", b"?"),
+    ],
+)
+def test_every_text_can_be_the_value_of_a_header(text: str, written: bytes) -> None:
+    assert header_value(text) == written
+    status, lines, _ = rendered(Answer(status=302, headers={"Location": text}), 200)
+    assert status == 302
+    assert b"location: %b\r\n" % written in lines
+
+
 def test_headers_are_found_in_any_case() -> None:
     call = call_on(Line(), Stop())
     assert call.header("X-A") == "é"
@@ -121,7 +154,7 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
     with pytest.raises(ClientGone):
         await call.attend(forever(ended))
     assert ended == ["ended"]
-    await call.disconnected()
+    assert call.departure().done()
 
 
 async def test_work_is_cancelled_when_the_gateway_stops() -> None:

@@ -10,23 +10,24 @@ from msgspec import Meta
 
 from headgate.gateway.reading import QueryReader
 from headgate.kit.http import Wire
+from headgate.kit.ids import MemberId
 from headgate.kit.problems import HeadgateError
 
-Id = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+Id = MemberId
 
 
 class Person(Wire):
     """As those of the waiting room."""
 
     user_id: Id
-    queue: Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,8}$")] = "main"
+    queue: Annotated[str, Meta(pattern=r"^(?!\.\.?\Z)[A-Za-z0-9_.:-]{1,8}\Z")] = "main"
     place_token: Annotated[str, Meta(max_length=8)] | None = None
 
 
 class Code(Wire):
     """With signs that a query writes in another way, and a namespace of its own."""
 
-    code: Annotated[str, Meta(pattern="^[a-z+%]{1,8}$")] = ""
+    code: Annotated[str, Meta(pattern=r"^[a-z+%]{1,8}\Z")] = ""
     namespace: Id = "own"
 
 
@@ -51,7 +52,7 @@ NAMES = st.sampled_from(
     [b"userId", b"user_id", b"queue", b"placeToken", b"namespace", b"code", b"name", b"user%49d", b"", b"x"]
 )
 VALUES = st.one_of(
-    st.sampled_from([b"", b"a", b"b", b"a-b_c", b"main", b"12345678", b"123456789", b"%61", b"a+b", b"a%0A", b"\xc3\xa9", b"\xff", b"a=b"]),
+    st.sampled_from([b"", b"a", b"b", b"a-b_c", b"main", b"12345678", b"123456789", b"%61", b"a+b", b"a%0A", b".", b"..", b"...", b"\xc3\xa9", b"\xff", b"a=b"]),
     st.binary(max_size=6),
     st.just(b"z" * 65),
 )  # fmt: skip
@@ -65,6 +66,7 @@ PAIRS = st.lists(st.tuples(NAMES, st.sampled_from([b"=", b"=", b"=", b""]), VALU
 @example(b"code=%61", Code, False)
 @example(b"namespace=x", Code, True)
 @example(b"name=b", Checked, False)
+@example(b"userId=u&queue=..", Person, False)
 def test_any_query_gives_the_same_struct_or_the_same_problem_both_ways(
     query: bytes, kind: type[Wire], namespaced: bool
 ) -> None:

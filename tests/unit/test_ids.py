@@ -1,4 +1,4 @@
-"""Ids that we make ourselves."""
+"""Names and ids: what may come in, and those that we make ourselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from headgate.kit.ids import DRAWN_TOGETHER, new_uuid
+import msgspec
+import pytest
+
+from headgate.kit.ids import DRAWN_TOGETHER, MemberId, ThingName, member_id, new_uuid, thing_name
+from headgate.kit.problems import InvalidRequest
 
 
 def test_an_id_is_a_random_uuid_and_none_comes_twice() -> None:
@@ -42,3 +46,24 @@ def test_a_forked_process_makes_other_ids_than_its_parent() -> None:
     os.waitpid(child, 0)
     assert len(theirs) == DRAWN_TOGETHER
     assert not set(theirs) & {new_uuid() for _ in range(DRAWN_TOGETHER)}
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "a/b", "nl-1\n", "\n", "a" * 129, "é", "a b"])
+def test_these_are_no_names_of_things(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        thing_name(name)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(name, ThingName)
+
+
+@pytest.mark.parametrize("name", ["...", ".a", "a.", "..a", "a..", "-", ":", "a" * 128])
+def test_these_are_names_of_things(name: str) -> None:
+    assert thing_name(name) == msgspec.convert(name, ThingName) == name
+
+
+@pytest.mark.parametrize("member", ["nl-1\n", "", ".", "a" * 65])
+def test_these_are_no_ids_of_members(member: str) -> None:
+    with pytest.raises(InvalidRequest):
+        member_id(member)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(member, MemberId)

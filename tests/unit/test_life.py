@@ -9,7 +9,6 @@ import sys
 
 import httpx2
 import pytest
-import structlog
 
 from headgate.kit.life import Job, Life, run_jobs
 from headgate.kit.operations import serve_operations
@@ -93,7 +92,9 @@ async def test_a_failed_step_neither_ends_its_job_nor_the_others() -> None:
 
 
 @pytest.mark.parametrize("defect", [False, True])
-async def test_an_outage_is_told_in_a_sentence_and_a_defect_with_its_trace(defect: bool) -> None:
+async def test_an_outage_is_told_in_a_sentence_and_a_defect_with_its_trace(
+    defect: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     quiet = asyncio.Event()
 
     async def fail() -> None:
@@ -107,11 +108,10 @@ async def test_an_outage_is_told_in_a_sentence_and_a_defect_with_its_trace(defec
             if defect:
                 raise KeyError("of ours")
 
-    with structlog.testing.capture_logs() as lines:
-        await run_jobs([Job("work", work, 0.001)], quiet)
-    (line,) = [line for line in lines if line["event"] == "job failed"]
-    assert bool(line.get("exc_info")) is defect
-    assert line.get("error") == (None if defect else "The store is away.")
+    await run_jobs([Job("work", work, 0.001)], quiet)
+    (line,) = [line for line in caplog.records if line.__dict__["event"] == "job failed"]
+    assert bool(line.exc_info) is defect
+    assert line.__dict__["keys"].get("error") == (None if defect else "The store is away.")
 
 
 async def test_a_lifelong_job_is_cancelled_when_quiet_and_started_again_when_it_fails() -> None:
@@ -207,6 +207,30 @@ async def test_a_readiness_check_that_fails_is_not_ready() -> None:
         assert "secret words" not in refused.text
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET  HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET  /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\nHost: x\n\n",
+        b"GET /livez HTTP/1.1\n",
+        b"GET /livez\r\n\r\n",
+        b"\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_on_the_operations_port_is_400_at_once(request_bytes: bytes) -> None:
+    async def ready() -> str | None:
+        return None
+
+    async with serve_operations(0, ready) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes)
+        watch = Stopwatch()
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        assert watch.seconds < 4
+        writer.close()
+
+
 async def test_rubbish_and_silence_on_the_operations_port_keep_nobody_waiting() -> None:
     async def ready() -> str | None:
         return None
@@ -215,7 +239,7 @@ async def test_rubbish_and_silence_on_the_operations_port_keep_nobody_waiting() 
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"x" * 40_000)
-        assert await reader.read() == b""
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
         writer.close()
         await writer.wait_closed()
         watch = Stopwatch()

@@ -75,6 +75,12 @@ def test_a_name_that_is_not_ours_is_refused() -> None:
         metrics.counter("requests_total", "whose?")
 
 
+@pytest.mark.parametrize("label", ["job", "instance"])
+def test_a_label_that_prometheus_sets_itself_is_refused(label: str) -> None:
+    with pytest.raises(ValueError, match=label):
+        metrics.gauge("headgate_test_label", "whose?", [label])
+
+
 def test_numbers_that_are_looked_up_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_collectors", [])
     metrics.collect(lambda: [GaugeMetricFamily("headgate_test_waiting", "In line.", value=7)])

@@ -48,6 +48,14 @@ def test_there_is_one_host() -> None:
 
     assert hosts(upstream()) == [b"a.test"]
     assert hosts(upstream(Host="b.test")) == [b"b.test"]
+    assert hosts(msgspec.structs.replace(upstream(), base_url="http://한글.kr:81/v1")) == [b"xn--bj0bj06e.kr:81"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a.test./", "http://[::1]:80/", "http://1.2.3.4/", "http://한글.kr/", "http://a_b/"]
+)
+def test_hosts_that_can_be_asked_are_taken(url: str) -> None:
+    msgspec.structs.replace(upstream(), base_url=url).check()
 
 
 def test_a_secret_that_cannot_be_written_sends_nothing() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import pytest
@@ -87,3 +88,51 @@ async def test_answers_go_to_those_who_asked_whether_they_were_alone_or_not(wire
     await asyncio.sleep(0)
     wire.far.sendall(b"+1\r\n+2\r\n")
     assert [await first, await second] == [b"1", b"2"]
+
+
+async def told_after(wire: Wire, clock: NodeClock) -> list[str]:
+    """Have the far side answer what waits, and give the words that scripts get."""
+    wire.far.sendall(b"+ok\r\n")
+    await asyncio.sleep(0.1)
+    return clock.told(asyncio.get_running_loop().time()).split(" ")
+
+
+@pytest.mark.anyio
+async def test_scripts_are_told_of_a_request_that_waited_long_for_its_answer(wire: Wire) -> None:
+    clock = wire.link.clock
+    clock.learn(1_000_000.0, asyncio.get_running_loop().time())
+    say(wire.link, "quick")
+    await asyncio.sleep(0.4)
+    assert len(await told_after(wire, clock)) == 3
+    asked = say(wire.link, "slow")
+    await asyncio.sleep(1.5)
+    *_, from_ms, until_ms = await told_after(wire, clock)
+    assert asked.done()
+    assert 1000 <= int(until_ms) - int(from_ms) <= 1700
+
+
+@pytest.mark.anyio
+async def test_a_process_that_stood_still_itself_tells_of_no_outage(wire: Wire) -> None:
+    clock = wire.link.clock
+    clock.learn(1_000_000.0, asyncio.get_running_loop().time())
+    asked = say(wire.link, "slow")
+    await asyncio.sleep(0.4)
+    time.sleep(1.5)  # nothing runs in this process
+    assert len(await told_after(wire, clock)) == 3
+    assert asked.done()
+
+
+@pytest.mark.anyio
+async def test_a_time_whose_answer_waited_for_this_process_is_not_learned(wire: Wire) -> None:
+    loop, clock = asyncio.get_running_loop(), wire.link.clock
+    clock.learn(1_000_000.0, loop.time())
+    asked = b""
+    while b"TIME" not in asked:
+        await asyncio.sleep(0.02)
+        with suppress(BlockingIOError):
+            asked += wire.far.recv(65536)
+    expected = clock.expect(loop.time())
+    wire.far.sendall(b"+role:master\r\n*2\r\n$4\r\n%d\r\n$1\r\n0\r\n" % (expected // 1000))
+    time.sleep(1.5)
+    await asyncio.sleep(0.1)
+    assert 1500 <= clock.expect(loop.time()) - expected < 2500

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import copy_context
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from headgate.kit import traces
+from headgate.kit.problems import NotFound, StoreUnavailable
 from headgate.kit.traces import TraceSettings
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -102,6 +105,45 @@ def test_spans_arrive_below_the_callers_and_below_each_other(collector: Collecto
     assert spans["script"][0] == trace
     assert spans["script"][2] == request
     assert spans["script"][3] == {"calls": 1, "replies": 2}
+
+
+def test_an_inner_span_is_recorded_only_below_one_that_is_under_way(collector: Collector) -> None:
+    traces.configure(TraceSettings(endpoint=collector.url), "tests", "0")
+    try:
+        with traces.span("tick", inner=True):
+            pass
+        with traces.span("request"):
+            left = copy_context()
+            with traces.span("script", inner=True):
+                pass
+        left.run(lambda: traces.span("later", inner=True).__enter__())
+    finally:
+        traces.close()
+    assert spans_of(collector).keys() == {"request", "script"}
+
+
+def test_what_went_wrong_is_said_as_the_conventions_want_it(collector: Collector) -> None:
+    traces.configure(TraceSettings(endpoint=collector.url), "tests", "0")
+    try:
+        with suppress(NotFound), traces.request_span("GET", "/a"):
+            raise NotFound
+        with suppress(StoreUnavailable), traces.request_span("PUT", "/a"):
+            raise StoreUnavailable
+        with suppress(ZeroDivisionError), traces.request_span("SPAM", "/a"):
+            raise ZeroDivisionError
+        with (
+            traces.span("outer"),
+            suppress(NotFound),
+            traces.call_span("GET", "localhost", 80, "http://localhost/a?b=c"),
+        ):
+            raise NotFound
+    finally:
+        traces.close()
+    found = {name: attributes for name, (_, _, _, attributes) in spans_of(collector).items()}
+    assert "error.type" not in found["GET /a"]
+    assert (found["PUT /a"]["error.type"], found["PUT /a"]["http.response.status_code"]) == ("503", 503)
+    assert (found["HTTP /a"]["error.type"], found["HTTP /a"]["http.request.method"]) == ("ZeroDivisionError", "_OTHER")
+    assert (found["GET"]["error.type"], found["GET"]["url.full"]) == ("not_found", "http://localhost/a")
 
 
 def test_a_broken_traceparent_starts_a_trace_of_our_own(collector: Collector) -> None:

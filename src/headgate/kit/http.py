@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, dataclass_transform
+from typing import Any, Final, Protocol, TypeVar, dataclass_transform
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+_PRINTABLE: Final = "".join(map(chr, range(32, 127)))
 
 
 class Access(StrEnum):
@@ -160,9 +162,8 @@ class Call:
         value = self.headers.get(name.lower().encode("latin-1"))
         return None if value is None else value.decode("latin-1")
 
-    async def disconnected(self) -> None:
-        """Return when nobody waits for the answer any more: the client has left, or the gateway is stopping."""
-        await asyncio.wait((self.departure(),))
+    def spend(self, limit: str) -> None:
+        """Count this request against a further class of limits of its client's address; raises RateLimited."""
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """Await slow work and cancel it when the client leaves or the gateway stops."""
@@ -199,6 +200,12 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def header_value(text: str) -> bytes:
+    """Write a header's value: what is no printable ASCII is percent-encoded, so every text makes one line."""
+    plain = text.isascii() and text.isprintable()
+    return (text if plain else quote(text, safe=_PRINTABLE, errors="replace")).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)

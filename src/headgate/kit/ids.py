@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
+from typing import Annotated
 
+from msgspec import Meta
 from ulid import ULID
 
 from headgate.kit.problems import InvalidRequest
 
-THING_PATTERN = r"[A-Za-z0-9_.:-]{1,128}"
+# A thing's name is a segment of our addresses, and clients take the segments . and .. out before they send one.
+THING_PATTERN = r"(?!\.\.?\Z)[A-Za-z0-9_.:-]{1,128}"
 CONFIG_KEY_PATTERN = r"[A-Za-z0-9_.:/-]{1,128}"
 MEMBER_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+
+# The same rules for fields of requests. `$` would also match before a newline at the end.
+ThingName = Annotated[str, Meta(pattern=rf"^{THING_PATTERN}\Z")]
+MemberId = Annotated[str, Meta(pattern=rf"^{MEMBER_PATTERN}\Z")]
 
 _THING = re.compile(THING_PATTERN, re.ASCII)
 _CONFIG_KEY = re.compile(CONFIG_KEY_PATTERN, re.ASCII)
@@ -30,7 +37,7 @@ _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u
 
 def thing_name(value: str, field: str = "name") -> str:
     """Check the name of a queue, type, group, namespace, upstream or lock."""
-    return _matched(_THING, value, field, "1 to 128 of A-Z a-z 0-9 _ . : -")
+    return _matched(_THING, value, field, '1 to 128 of A-Z a-z 0-9 _ . : - (but not "." or "..")')
 
 
 def config_key(value: str, field: str = "key") -> str:
@@ -41,6 +48,17 @@ def config_key(value: str, field: str = "key") -> str:
 def member_id(value: str, field: str = "id") -> str:
     """Check the id of a user, instance, session or ticket."""
     return _matched(_MEMBER, value, field, "1 to 64 of A-Z a-z 0-9 _ -")
+
+
+def sent_secret(value: str, what: str) -> str:
+    """Give a token or ticket as a header carries it, without the newline that ends a file; no message repeats it."""
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidRequest(
+            f"{what} has a character that a header cannot carry: a line break, a control character or one beyond ASCII.",
+            field="token",
+        )
+    return value
 
 
 def display_text(value: str, field: str = "text", most: int = 64) -> str:

@@ -6,7 +6,7 @@ its settings, does not pay for the rest of it at every start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 
@@ -20,5 +20,17 @@ def offered(package: str, names: Sequence[str], homes: Sequence[str]) -> Callabl
                 if found is not None:
                     return found
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return look_up
+
+
+def offered_by(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Give a package's `__getattr__`, for names whose modules are known."""
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def look_up(name: str) -> object:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(home_of[name]), name)
 
     return look_up

@@ -16,17 +16,19 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import structlog
 
-from headgate.kit import logs, metrics, traces
+from headgate.kit import logs, metrics
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 
 STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
 
-log = structlog.get_logger()
-_STEPS = metrics.counter("headgate_job_steps_total", "Steps of background jobs.", ["job", "outcome"])
-_STEP_SECONDS = metrics.histogram("headgate_job_step_seconds", "How long a step of a background job takes.", ["job"])
+log = get_logger()
+_STEPS = metrics.counter("headgate_job_steps_total", "Steps of background jobs.", ["job_name", "outcome"])
+_STEP_SECONDS = metrics.histogram(
+    "headgate_job_step_seconds", "How long a step of a background job takes.", ["job_name"]
+)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -125,8 +127,7 @@ async def _keep(job: Job, quiet: asyncio.Event) -> None:
 async def _step(job: Job) -> None:
     started = monotonic()
     try:
-        with traces.span(f"job {job.name}"):
-            await job.run()
+        await job.run()
     except Exception as error:  # the top of a worker's loop: one bad step must not end the others
         _STEPS.labels(job.name, "failed").inc()
         refusal = _refusal(error)

@@ -1,7 +1,8 @@
 """Logs: a fixed phrase and keys, JSON off a terminal, no secret ever, and a level that can change while we run.
 
-Modules write `log = structlog.get_logger()` and `log.info("queue opened", queue=name)`. Records of libraries that use the
-standard library's logging come out in the same form.
+Modules write `log = get_logger()` and `log.info("queue opened", queue=name)`. A process of ours calls `configure`, and writes to
+stderr with structlog; records of libraries that use the standard library's logging come out in the same form. Elsewhere we are
+a library in somebody's program: then a line is a record of the standard logger `headgate`, which by itself goes nowhere.
 """
 
 from __future__ import annotations
@@ -56,33 +57,72 @@ _QUIET_LIBRARIES = ("httpx2", "httpcore2", "asyncio", "websockets", "opentelemet
 _threshold = 20
 _usual = Level.INFO
 _hidden: set[str] = set()
+_ours: Any = None
+"""The structlog logger of a process of ours; None in somebody else's program."""
+
+_standard = logging.getLogger("headgate")
+_standard.addHandler(logging.NullHandler())
 
 
-class Logger(structlog.BoundLoggerBase):
-    """A logger that looks at the present level with each call, so that the level can change."""
+class Logger:
+    """A logger that looks with each call where lines go and at which level, so that both can change."""
+
+    __slots__ = ()
 
     def debug(self, event: str, **keys: object) -> None:
-        if _threshold <= 10:
-            self._proxy_to_logger("debug", event, **keys)
+        """Log what only helps to find a defect."""
+        _write(logging.DEBUG, "debug", event, keys)
 
     def info(self, event: str, **keys: object) -> None:
-        if _threshold <= 20:
-            self._proxy_to_logger("info", event, **keys)
+        """Log what happened."""
+        _write(logging.INFO, "info", event, keys)
 
     def warning(self, event: str, **keys: object) -> None:
-        if _threshold <= 30:
-            self._proxy_to_logger("warning", event, **keys)
+        """Log what somebody should know of."""
+        _write(logging.WARNING, "warning", event, keys)
 
     def error(self, event: str, **keys: object) -> None:
-        self._proxy_to_logger("error", event, **keys)
+        """Log what somebody must look at."""
+        _write(logging.ERROR, "error", event, keys)
 
     def exception(self, event: str, **keys: object) -> None:
-        self._proxy_to_logger("error", event, **{"exc_info": True, **keys})
+        """Log the exception that is being handled, with its trace."""
+        _write(logging.ERROR, "error", event, {"exc_info": True, **keys})
+
+
+_logger = Logger()
+
+
+def get_logger() -> Logger:
+    """Give the logger that every module uses."""
+    return _logger
+
+
+def _write(level: int, method: str, event: str, keys: dict[str, Any]) -> None:
+    if _ours is not None:
+        if level >= _threshold:
+            getattr(_ours, method)(event, **keys)
+    elif _standard.isEnabledFor(level):
+        trace = keys.pop("exc_info", None)
+        said = _mask_keys(None, method, keys)
+        line = _mask_text(None, method, " ".join([event, *(f"{key}={_word(value)}" for key, value in said.items())]))
+        _standard.log(level, line, exc_info=trace, stacklevel=3, extra={"event": event, "keys": said})
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or any(sign.isspace() for sign in text) else text
+
+
+def as_library() -> None:
+    """Log to the standard logger again, as before `configure`; for tests."""
+    global _ours
+    _ours = None
 
 
 def configure(settings: LogSettings, process: str, *, stream: TextIO | None = None) -> None:
     """Set up logging for this process, on stderr; `process` is its name in every line."""
-    global _usual
+    global _usual, _ours
     stream = stream or sys.stderr
     text = settings.format is Format.TEXT or (settings.format is Format.AUTO and stream.isatty())
     renderers: list[Processor] = (
@@ -95,7 +135,8 @@ def configure(settings: LogSettings, process: str, *, stream: TextIO | None = No
         event.setdefault("process", process)
         return event
 
-    structlog.configure(
+    _ours = structlog.wrap_logger(
+        structlog.WriteLogger(cast(TextIO, _Lenient(stream))),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -105,10 +146,8 @@ def configure(settings: LogSettings, process: str, *, stream: TextIO | None = No
             *renderers,
             _mask_text,
         ],
-        wrapper_class=Logger,
-        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lenient(stream))),
-        cache_logger_on_first_use=True,
-    )
+        wrapper_class=structlog.BoundLogger,
+    ).bind()
     _usual = settings.level
     set_level(settings.level)
     logging.root.handlers[:] = [_Bridge()]
@@ -130,7 +169,7 @@ def switch_debug() -> None:
 
 def debugging() -> bool:
     """Tell whether debug lines are shown, for hot paths that would put one together in vain."""
-    return _threshold <= 10
+    return _threshold <= 10 if _ours is not None else _standard.isEnabledFor(logging.DEBUG)
 
 
 def hide(*secrets: str) -> None:
@@ -152,18 +191,20 @@ class _Lenient(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
+        try:  # noqa: SIM105  # called once more when Python ends, and on 3.13 `suppress` may be gone by then
             self._stream.flush()
+        except (OSError, ValueError):
+            pass
 
 
 class _Bridge(logging.Handler):
-    """Hand records of other libraries to structlog."""
+    """Writes the records of other libraries in our form."""
 
     def emit(self, record: logging.LogRecord) -> None:
         keys: dict[str, object] = {"logger": record.name}
         if record.exc_info:
             keys["exc_info"] = record.exc_info
-        log = structlog.get_logger()
+        log = get_logger()
         if record.levelno >= logging.ERROR:
             log.error(record.getMessage(), **keys)
         elif record.levelno >= logging.WARNING:

@@ -5,6 +5,8 @@ numbers of this one process are shown.
 
 A dead process's gauges vanish and its counts must not: they are moved to one file of the departed, so that totals never
 go back and files do not pile up however often a worker is started again.
+
+Metrics with a label whose values come from outside are made with `Names` of `kit.named_metrics`, which bounds their number.
 """
 
 from __future__ import annotations
@@ -18,24 +20,35 @@ import stat
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
+import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from headgate.kit.named_metrics import (
+    SECONDS,
+    Across,
+    Series,
+    changes,
+    counts_kept,
+    merged,
+    own_name,
+    rendered,
+    snapshots,
+)
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 SOON_SECONDS = 0.25
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-Across = Literal["sum", "max", "min", "latest"]
 _MODES: dict[Across, Literal["livesum", "livemax", "livemin", "livemostrecent"]] = {
     "sum": "livesum",
     "max": "livemax",
@@ -43,6 +56,8 @@ _MODES: dict[Across, Literal["livesum", "livemax", "livemin", "livemostrecent"]]
     "latest": "livemostrecent",
 }
 _DEPARTED = "departed"
+_NAMED = "named"
+_PATIENCE_SECONDS = 1.0
 _process = [os.getpid()]
 
 
@@ -64,21 +79,24 @@ _NEW_SECONDS = 60.0
 _owned: list[IO[bytes]] = []
 _collectors: list[Collector] = []
 _unflushed: set[Sums] = set()
+_preparing: list[Callable[[], Awaitable[object]]] = []
+_shared: list[tuple[int, int]] = [(0, 0)]
+_sole: dict[str, IO[bytes]] = {}
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
     """Make a count that only grows."""
-    return Counter(_ours(name), text, labels)
+    return Counter(own_name(name, labels), text, labels)
 
 
 def gauge(name: str, text: str, labels: Sequence[str] = (), *, across: Across = "sum") -> Gauge:
     """Make a number that goes up and down; `across` says what several processes' numbers make together."""
-    return Gauge(_ours(name), text, labels, multiprocess_mode=_MODES[across])
+    return Gauge(own_name(name, labels), text, labels, multiprocess_mode=_MODES[across])
 
 
 def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SECONDS) -> Histogram:
     """Make a distribution; the buckets are for seconds unless given."""
-    return Histogram(_ours(name), text, labels, buckets=buckets)
+    return Histogram(own_name(name, labels), text, labels, buckets=buckets)
 
 
 class Sums:
@@ -128,6 +146,37 @@ def flush() -> None:
     """Add what was counted everywhere in this process to the shared numbers; no loop is left to do it at its end."""
     for sums in tuple(_unflushed):
         sums.flush()
+    share_named()
+
+
+def share_named() -> None:
+    """Write this process's named metrics where the processes that share them find them, if they have changed."""
+    shared = os.environ.get(DIRECTORY)
+    state = (_this_process(), changes())
+    if shared and changes() and state != _shared[0]:
+        with suppress(FileNotFoundError):  # the directory goes with the last process that needs it
+            _write_series(Path(shared), str(_this_process()), snapshots())
+            _shared[0] = state
+
+
+def before_scrape(prepare: Callable[[], Awaitable[object]]) -> None:
+    """Have numbers brought up to date before they are shown; a scrape waits a second for it at most."""
+    _preparing.append(prepare)
+
+
+def sole(what: str) -> bool:
+    """Tell whether it is this process that reads something for all that share its metrics; once True, it stays so."""
+    shared = os.environ.get(DIRECTORY)
+    if not shared or what in _sole:
+        return True
+    lock = (Path(shared) / f".{what}").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return False
+    _sole[what] = lock
+    return True
 
 
 def collect(source: Callable[[], Iterable[Metric]]) -> None:
@@ -151,9 +200,23 @@ def share(directory: Path | None = None) -> Path:
     return made
 
 
-def exposition() -> bytes:
-    """Give all metrics in Prometheus' text format."""
+async def scrape() -> bytes:
+    """Give all metrics in Prometheus' text format, without holding up the event loop: they are rendered in a thread."""
+    if _preparing:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await asyncio.gather(*(prepare() for prepare in _preparing))
     flush()
+    return await asyncio.to_thread(_rendered)
+
+
+def exposition() -> bytes:
+    """Give all metrics in Prometheus' text format, at once; where an event loop runs, `scrape` is for that."""
+    flush()
+    return _rendered()
+
+
+def _rendered() -> bytes:
     shared = os.environ.get(DIRECTORY)
     if not shared:
         return generate_latest(REGISTRY) + _looked_up()
@@ -162,6 +225,8 @@ def exposition() -> bytes:
     with _locked(directory):
         _retire(directory)
         MultiProcessCollector(registry, path=shared)  # type: ignore[no-untyped-call]
+        named = merged([_read_series(file) for file in sorted(directory.glob(f"{_NAMED}_*"))])
+        registry.register(_Source(lambda: rendered(named)))
         return generate_latest(registry) + _looked_up()
 
 
@@ -172,18 +237,15 @@ class _Source(Collector):
     def collect(self) -> Iterable[Metric]:
         return self._source()
 
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
 
 def _looked_up() -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     for collector in _collectors:
         registry.register(collector)
     return generate_latest(registry) if _collectors else b""
-
-
-def _ours(name: str) -> str:
-    if not name.startswith("headgate_"):
-        raise ValueError(f"a metric's name begins with headgate_: {name}")
-    return name
 
 
 @contextmanager
@@ -207,6 +269,37 @@ def _retire(directory: Path) -> None:
                 departed.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
             departed.close()  # type: ignore[no-untyped-call]
         file.unlink(missing_ok=True)
+    _retire_named(directory)
+
+
+def _retire_named(directory: Path) -> None:
+    """Do the same for named metrics; the counts of names that nobody alive shows go as well."""
+    living: list[Sequence[Series]] = []
+    departed: list[Sequence[Series]] = []
+    ended = []
+    for file in sorted(directory.glob(f"{_NAMED}_*")):
+        owner = file.stem.rpartition("_")[2]
+        if owner.isdigit() and _alive(int(owner)):
+            living.append(_read_series(file))
+        else:
+            departed.append(_read_series(file))
+            ended.append(file)
+    if departed:
+        _write_series(directory, _DEPARTED, counts_kept(merged(departed), merged(living)))
+    for file in ended:
+        if file.stem != f"{_NAMED}_{_DEPARTED}":
+            file.unlink(missing_ok=True)
+
+
+def _read_series(file: Path) -> Sequence[Series]:
+    return msgspec.msgpack.decode(file.read_bytes(), type=list[Series])
+
+
+def _write_series(directory: Path, owner: str, series: Sequence[Series]) -> None:
+    """Write a file that readers see either as it was or as it is."""
+    new = directory / f".{_NAMED}_{owner}"
+    new.write_bytes(msgspec.msgpack.encode(series))
+    new.replace(directory / f"{_NAMED}_{owner}.msgpack")
 
 
 def _own(directory: Path) -> None:

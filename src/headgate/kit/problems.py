@@ -7,7 +7,7 @@ exception into an RFC 9457 document, and that document back into the exception o
 from __future__ import annotations
 
 import inspect
-from typing import ClassVar
+from typing import ClassVar, Self
 
 BY_CODE: dict[str, type[HeadgateError]] = {}
 
@@ -20,7 +20,8 @@ class HeadgateError(Exception):
     title: ClassVar[str] = "Internal error"
 
     def __init__(self, detail: str | None = None, *, retry_after: float | None = None, **members: object) -> None:
-        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "")
+        self.detail = self.public_detail = detail or inspect.cleandoc(type(self).__doc__ or "")
+        self.reason: str | None = None
         self.retry_after = retry_after
         self.members = members
         super().__init__(self.detail)
@@ -33,6 +34,17 @@ class HeadgateError(Exception):
             if "title" not in cls.__dict__:
                 cls.title = cls.code.replace("_", " ").capitalize()
 
+    def because(self, reason: str | None) -> Self:
+        """Add the words of another system, such as the store, to the detail.
+
+        Operators read them in logs and on the command line; they are not in the document, which may go to anybody.
+        """
+        if reason:
+            self.reason = reason
+            self.detail = f"{self.public_detail.rstrip('.')}: {reason.rstrip('.')}."
+            self.args = (self.detail,)
+        return self
+
     def document(self) -> dict[str, object]:
         """Give the members of the problem document, without those that belong to one request."""
         body: dict[str, object] = {
@@ -40,7 +52,7 @@ class HeadgateError(Exception):
             "title": self.title,
             "status": self.status,
             "code": self.code,
-            "detail": self.detail,
+            "detail": self.public_detail,
         }
         if self.retry_after is not None:
             body["retryAfter"] = self.retry_after
@@ -58,10 +70,20 @@ class OutcomeUnknown(StoreUnavailable):
     """The connection to the store was lost before its answer came: the call may or may not have taken effect."""
 
 
+class StoreFull(StoreUnavailable):
+    """The store is out of memory and takes nothing new; what is there goes on, and can be ended and deleted."""
+
+    code, status = "store_full", 507
+
+
 class Closed(StoreUnavailable):
     """The client was closed."""
 
     # A store that is away comes back; whoever waits for that must not wait for this.
+
+
+class Forked(Closed):
+    """This was opened before the process was forked and belongs to the parent; open it in the child, after the fork."""
 
 
 class StoreRefused(HeadgateError):
@@ -110,6 +132,12 @@ class TooLarge(HeadgateError):
     """The request body is too large."""
 
     code, status = "too_large", 413
+
+
+class HeadTooLarge(HeadgateError):
+    """The request's headers are larger than 64 kB."""
+
+    code, status = "headers_too_large", 431
 
 
 class RateLimited(HeadgateError):

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform
 import msgspec
 
 from headgate.kit.problems import HeadgateError
+from headgate.kit.validation import requirement
 
 FILE_NAME = "headgate.toml"
 DEFAULT = "default"
@@ -255,7 +256,8 @@ def _converted(field: _Field, value: object, origin: str, *, strict: bool) -> ob
     except msgspec.ValidationError as error:
         if field.doc.secret:
             raise SettingInvalid(f"{field.dotted} from {origin} is not usable.") from None
-        raise SettingInvalid(f"{field.dotted} from {origin} is {value!r}: {_lowered(str(error))}.") from error
+        rule = requirement(error, field.type)
+        raise SettingInvalid(f"{field.dotted} from {origin} is {value!r}, but it {rule}.") from error
     return made
 
 

@@ -2,7 +2,8 @@
 
 from headgate.store.awaited import Awaited
 from headgate.store.batch import Batch, Seat
-from headgate.store.index import Claim, Index
+from headgate.store.facts import clock_words
+from headgate.store.index import CHANGES_KEPT_SECONDS, Changes, Claim, Index
 from headgate.store.keys import Thing
 from headgate.store.link import Arg, Reply, ServerError
 from headgate.store.script import Script, script
@@ -10,9 +11,11 @@ from headgate.store.settings import StoreSettings
 from headgate.store.store import Store, open_store
 
 __all__ = [
+    "CHANGES_KEPT_SECONDS",
     "Arg",
     "Awaited",
     "Batch",
+    "Changes",
     "Claim",
     "Index",
     "Reply",
@@ -22,6 +25,7 @@ __all__ = [
     "Store",
     "StoreSettings",
     "Thing",
+    "clock_words",
     "open_store",
     "script",
 ]

@@ -13,6 +13,10 @@ from headgate.kit.problems import InvalidRequest
 
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
+NOT_READABLE = (
+    "cannot be read: a port is a number up to 65535, a database is a number, an IPv6 address has [ and ] around it, "
+    "and what is special in a password is percent-encoded"
+)
 
 
 class Kind(StrEnum):
@@ -50,9 +54,23 @@ class Address(msgspec.Struct, frozen=True):
         return f"{scheme}+{self.kind}://{','.join(map(str, self.nodes))}"
 
 
+def check_address(url: str) -> None:
+    """Refuse a store's URL that cannot be read, without a look at the files that it names."""
+    _parsed(url)
+
+
 def parse_address(url: str) -> Address:
     """Take a store's URL apart; the password never shows in an error."""
-    split = urlsplit(url)
+    address, tls_options = _parsed(url)
+    return address if tls_options is None else msgspec.structs.replace(address, tls=_tls(tls_options))
+
+
+def _parsed(url: str) -> tuple[Address, dict[str, str] | None]:
+    """Give the address without its certificates, and where these are, if it has any."""
+    try:
+        split = urlsplit(url)
+    except ValueError:
+        raise InvalidRequest(f"The store's URL {NOT_READABLE}.", field="store") from None
     family, _, layout = split.scheme.partition("+")
     if family not in {"valkey", "valkeys", "redis", "rediss"} or layout not in {"", "sentinel", "cluster"}:
         raise InvalidRequest(
@@ -67,15 +85,17 @@ def parse_address(url: str) -> Address:
     try:
         nodes = tuple(_endpoint(host, kind) for host in hosts.split(",") if host)
         database = int(options.pop("db", "0") if kind is not Kind.STANDALONE else path or "0")
-    except ValueError as error:
-        raise InvalidRequest(f"The store's URL is not readable: {error}.", field="store") from None
+    except ValueError:
+        raise InvalidRequest(f"The store's URL {NOT_READABLE}.", field="store") from None
+    if database < 0:
+        raise InvalidRequest("The number of the store's database is 0 or more.", field="store")
     if not nodes:
         raise InvalidRequest("The store's URL names no host.", field="store")
     if kind is Kind.SENTINEL and not path:
         raise InvalidRequest("Name the primary after the sentinels: valkey+sentinel://host1,host2/NAME.", field="store")
     if kind is Kind.CLUSTER and database:
         raise InvalidRequest("A cluster has only database 0.", field="store")
-    return Address(
+    address = Address(
         kind=kind,
         nodes=nodes,
         user=unquote(user) or None,
@@ -83,15 +103,15 @@ def parse_address(url: str) -> Address:
         database=database,
         primary_name=path if kind is Kind.SENTINEL else "",
         sentinel_password=options.get("sentinel_password"),
-        tls=_tls(options) if family in {"valkeys", "rediss"} else None,
     )
+    return address, options if family in {"valkeys", "rediss"} else None
 
 
 def _endpoint(text: str, kind: Kind) -> Endpoint:
     default = SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT
     split = urlsplit(f"//{text}")
     if not split.hostname:
-        raise ValueError(f"{text!r} is not a host")
+        raise ValueError("there is no host")
     return Endpoint(split.hostname, split.port or default)
 
 

@@ -40,11 +40,6 @@ class Awaited(_Future):
             self.set_exception(error)
             self._tell()
 
-    def drop(self) -> None:
-        """Cancel it: nobody will answer any more."""
-        if self.cancel():
-            self._tell()
-
     def _tell(self) -> None:
         # Let go of it first: it often holds us, and a circle would be left to the garbage collector.
         directly, self.directly = self.directly, None

@@ -248,6 +248,6 @@ def _fail(seat: Seat, error: Exception) -> None:
     """Give a caller an exception of its own; one object raised in many tasks would mix up their tracebacks."""
     own = error
     if isinstance(error, HeadgateError):
-        own = type(error)(error.detail, retry_after=error.retry_after, **error.members)
+        own = type(error)(error.public_detail, retry_after=error.retry_after, **error.members).because(error.reason)
         own.__cause__ = error.__cause__
     seat.fail(own)

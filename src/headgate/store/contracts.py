@@ -13,6 +13,7 @@ from headgate.store.script import SHARED, BrokenScript, Script
 LONGEST: Final = 120
 _USE = re.compile(r"\b(KEYS|ARGV)\[(\d+)\]")
 _LOCALS = re.compile(r"^local [\w, ]+ = ")
+_PARSING = re.compile(r"string\.\w+\(context\b|context:\w+\(")
 
 
 def operations() -> Iterator[Path]:
@@ -57,6 +58,8 @@ def complaints(path: Path) -> Iterator[str]:
             yield f"{path.name}: {code} is promised under REFUSES but never refused"
     if header.context and "function open_thing" not in body:
         yield f"{path.name}: takes a context but does not include clock"
+    if len(_PARSING.findall(body)) > 1:
+        yield f"{path.name}: parses the context itself; only read_context does"
 
 
 def main() -> int:

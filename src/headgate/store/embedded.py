@@ -19,9 +19,8 @@ from time import monotonic
 from types import TracebackType
 from typing import IO, Final, Self
 
-import structlog
-
 from headgate.kit.children import signal_child
+from headgate.kit.logs import get_logger
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 
@@ -50,7 +49,7 @@ if [ -r "/proc/$1/cmdline" ]; then name=$(tr '\\0' ' ' <"/proc/$1/cmdline"); els
 case $name in *valkey-server*) kill -TERM "$1" ;; esac
 """
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class DirectoryInUse(HeadgateError):
@@ -72,12 +71,16 @@ class EmbeddedFailed(HeadgateError):
 
 
 class Embedded:
-    """A running embedded store: `async with Embedded(directory) as store: … store.url`."""
+    """A running embedded store: `async with Embedded(directory) as store: … store.url`.
+
+    `fresh` tells that its directory was made just now: it holds nothing, and has lost nothing.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
         self.port = 0
         self.password = ""
+        self.fresh = False
         self._owner: IO[str] | None = None
         self._server: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.subprocess.Process | None = None
@@ -96,6 +99,7 @@ class Embedded:
     async def __aenter__(self) -> Self:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.fresh = not any(self.directory.iterdir())
             self._owner = self._own()
             self.password = self._lasting_password()
         except OSError as error:

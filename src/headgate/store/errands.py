@@ -33,6 +33,7 @@ class Errands:
         else:
             task = loop.create_task(self._run(work), context=context)
             self._tasks.add(task)
+            task.add_done_callback(lambda _: work.close())  # one that was cancelled before its first step never ran
         task.add_done_callback(self._ended)
         return task
 
@@ -43,7 +44,9 @@ class Errands:
         while tasks := (*self._tasks, *self._refused):
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # `wait` always lets the loop run, and with it `_ended`. `gather` of tasks that are done does not, since
+            # Python 3.12: this loop would then never end.
+            await asyncio.wait(tasks)
 
     async def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:

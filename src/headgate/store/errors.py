@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from headgate.kit.problems import BY_CODE, HeadgateError, StoreRefused, StoreUnavailable
+from headgate.kit.problems import BY_CODE, HeadgateError, StoreFull, StoreRefused, StoreUnavailable
 from headgate.store.link import ServerError
 
 # The server did not run the call and will take it soon.
@@ -13,8 +13,7 @@ LATER: Final = frozenset(
 )
 # The server did not run the call and another node must be asked.
 ELSEWHERE: Final = frozenset({"READONLY"})
-DENIED: Final = frozenset({"NOAUTH", "WRONGPASS", "NOPERM", "DENIED"})
-FULL: Final = frozenset({"OOM", "MISCONF"})
+DENIED: Final = frozenset({"NOPERM", "DENIED"})
 
 
 class ScriptFailed(HeadgateError):
@@ -34,10 +33,22 @@ def as_problem(error: ServerError) -> HeadgateError:
         return bare()
     if error.code == "ERR" and error.words.startswith("AUTH"):
         return StoreRefused("The store's URL gives a password, but none is set there; leave it out or set one there.")
+    if error.code == "ERR" and "DB index" in error.words:
+        return StoreRefused("The store has no database of the number that its URL ends in; most have 0 to 15.")
+    if error.code == "NOAUTH":
+        return StoreRefused("The store asks for a password; write it into the URL: valkey://:PASSWORD@host:port/0.")
+    if error.code == "WRONGPASS":
+        return StoreRefused(
+            "The store refuses the user or the password in its URL; the form is valkey://USER:PASSWORD@host:port/0, "
+            "or valkey://:PASSWORD@host:port/0 for the default user."
+        )
     if error.code in DENIED:
-        return StoreRefused(f"The store refuses our user or one of its rights: {error}. Run 'headgate doctor --acl'.")
-    if error.code in FULL:
-        return StoreUnavailable(f"The store takes no writes: {error.words}", retry_after=5)
+        refused = StoreRefused("Run 'headgate doctor --acl': the store refuses our user or one of its rights.")
+        return refused.because(str(error))
+    if error.code == "OOM":
+        return StoreFull(retry_after=5)
+    if error.code == "MISCONF":  # it cannot write to its disk
+        return StoreUnavailable("The store takes no writes.", retry_after=5).because(error.words)
     if error.code in LATER | ELSEWHERE:
-        return StoreUnavailable(f"The store is not ready: {error.words}", retry_after=1)
-    return ScriptFailed(str(error))
+        return StoreUnavailable("The store is not ready.", retry_after=1).because(str(error))
+    return ScriptFailed().because(str(error))

@@ -10,6 +10,7 @@ from headgate.kit.problems import StoreRefused
 from headgate.store.address import Kind
 from headgate.store.link import Link, Reply, ServerError, read_info
 
+MOST_OFFSET_SECONDS: Final = 5.0
 OLDEST: Final = {"valkey": (7, 2), "redis": (7, 0)}
 
 
@@ -34,6 +35,14 @@ class NodeFacts(msgspec.Struct, frozen=True):
     def durable(self) -> bool:
         """Tell whether a restart keeps the data, as far as can be known."""
         return self.append_only or self.snapshots is not False
+
+
+def clock_words(offset: float) -> str | None:
+    """Say that a process's clock is so many seconds ahead of the store's; None if they agree."""
+    if abs(offset) <= MOST_OFFSET_SECONDS:
+        return None
+    side = "ahead of" if offset > 0 else "behind"
+    return f"the clock here is {abs(offset):.1f} s {side} the store's; synchronise both with NTP"
 
 
 async def read_facts(link: Link, limit: float) -> NodeFacts:

@@ -11,7 +11,7 @@ once for all of them, and each future is given the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Generic
 
@@ -52,13 +52,13 @@ class Feed(Generic[Item]):
         store: Store,
         lister: Lister[Item],
         *,
-        lease_ms: int = 0,
+        settle: Callable[[Thing], Awaitable[None]] | None = None,
         open_watches: Gauge | None = None,
         lag: Gauge | None = None,
     ) -> None:
         self._store = store
         self._lister = lister
-        self._lease_ms = lease_ms
+        self._settle = settle
         self._open_watches = open_watches
         self._lag = lag
         self._readers: dict[Thing, Reader[Item]] = {}
@@ -73,8 +73,11 @@ class Feed(Generic[Item]):
         return page
 
     async def settle(self, thing: Thing) -> None:
-        """Make up a thing's mind about its epoch after a restart or failover."""
-        await self._store.run(SETTLE, thing, self._lease_ms)
+        """Give a thing its new epoch after a possible loss of data, by the feature's own script if it has one."""
+        if self._settle is not None:
+            await self._settle(thing)
+        else:
+            await self._store.run(SETTLE, thing)
 
     async def watch(self, thing: Thing, after: int | None = None) -> Notices[Item]:
         """Follow a thing from a revision on; without one, its present state comes first."""
@@ -90,7 +93,7 @@ class Feed(Generic[Item]):
         What `write` leaves empty is not given. `opening` may choose among what has been missed, before the first bookmark.
         """
         async with self._reader(thing) as reader, self._counted():
-            ride = Ride(write, after or 0)
+            ride = Ride(write, after or 0, reader.history)
             missed = opening(reader.opening(after)) if opening else reader.opening(after)
             while True:
                 async with aclosing(missed) as notices:
@@ -100,7 +103,7 @@ class Feed(Generic[Item]):
                             yield chunk
                 while (carried := await reader.ride(ride)) is not None:
                     yield carried
-                missed = reader.reopening(ride.position)
+                missed, ride.history = reader.reopening(ride.position, ride.history), reader.history
 
     @asynccontextmanager
     async def _reader(self, thing: Thing) -> AsyncIterator[Reader[Item]]:

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, cast
 
-import structlog
-
+from headgate.kit.logs import get_logger
 from headgate.store.errands import Errands
 from headgate.store.keys import Thing
 from headgate.store.link import Link, LinkLost, NodeClock, Reply, ServerError
@@ -23,7 +22,7 @@ PING_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.2
 
-log = structlog.get_logger()
+log = get_logger()
 Listener = Callable[[str | None], None]
 
 

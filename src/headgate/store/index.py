@@ -18,11 +18,15 @@ from headgate.store.store import Store
 
 CLAIM_MS: Final = 2000
 PAGE: Final = 1000
+CHANGES_KEPT_SECONDS: Final = 600
 
 PUT = script("headgate.store", "index_put")
 CLAIM = script("headgate.store", "index_claim")
 DONE = script("headgate.store", "index_done")
 FORGET = script("headgate.store", "index_forget")
+DUE = script("headgate.store", "index_due")
+MARK = script("headgate.store", "index_mark")
+CHANGES = script("headgate.store", "index_changes")
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -30,6 +34,15 @@ class Claim(msgspec.Struct, frozen=True):
 
     thing: Thing
     stamp: str
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Things that changed since a look: `last` is where the next look goes on, if the history is still the same then."""
+
+    history: str
+    last: str
+    things: Sequence[Thing]
+    more: bool
 
 
 class Index:
@@ -41,6 +54,12 @@ class Index:
         self._home = store.thing("index", "default", part)
         self._puts = Batch(store, PUT)
         self._dones = Batch(store, DONE)
+        self._marks = Batch(store, MARK, shared=lambda _: (CHANGES_KEPT_SECONDS * 1000,))
+
+    @property
+    def home(self) -> Thing:
+        """Give the thing that holds the list, for what must be lost together with it."""
+        return self._home
 
     async def put(self, thing: Thing, due_in_ms: int | None = None) -> None:
         """Note that a thing exists, and that it is due in so long (None: leave that as it is)."""
@@ -64,6 +83,26 @@ class Index:
             if len(page) < PAGE:
                 return found
             after = f"({page[-1].decode()}"
+
+    async def due(self, within_ms: int, most: int) -> Sequence[Thing]:
+        """Give the things that are due within so long, claimed or not; most overdue first."""
+        reply = cast("list[bytes]", await self._store.run(DUE, self._home, within_ms, most))
+        return [self._thing(tag) for tag in reply]
+
+    async def mark(self, thing: Thing) -> None:
+        """Note that a thing has changed, after it was written: processes that remember it read it again."""
+        await self._marks.call(self._home, thing.tag)
+
+    async def changes(self, after: str = "0") -> Changes:
+        """Give what was marked since the last look; who looks less often than every ten minutes has to list all."""
+        reply = cast("list[bytes]", await self._store.run(CHANGES, self._home, after, PAGE))
+        tags, numbers = reply[1::2], reply[2::2]
+        return Changes(
+            history=reply[0].decode(),
+            last=numbers[-1].decode() if numbers else after,
+            things=[self._thing(tag) for tag in tags],
+            more=len(tags) == PAGE,
+        )
 
     async def claim(self, limit: int = 16) -> Sequence[Claim]:
         """Take what is due; it is ours until `done`, or for about two seconds."""

@@ -15,6 +15,8 @@ from typing import Final, TypeAlias, cast
 
 from libvalkey import ProtocolError, Reader, pack_command
 
+from headgate.kit.fork import forks
+from headgate.kit.problems import Forked
 from headgate.store.address import Address, Endpoint
 from headgate.store.awaited import Awaited
 
@@ -24,6 +26,10 @@ STALL_SECONDS: Final = 2.0
 CONNECT_SECONDS: Final = 2.0
 BEAT_SECONDS: Final = 2.0
 TICK_SECONDS: Final = 0.05
+PROBE_SECONDS: Final = 0.5
+UNANSWERED_SECONDS: Final = 0.25
+OUTAGE_SECONDS: Final = 1.0
+OUTAGE_TOLD_MS: Final = 3_600_000
 STEP_MS: Final = 5000
 LARGE: Final = 1024
 
@@ -55,12 +61,23 @@ class LinkTimeout(LinkLost):
 
 
 class NodeClock:
-    """What a node's clock should say, by our own monotonic clock; remembers when it last stepped forward and back.
+    """Predicts a node's clock from our own monotonic clock; remembers when it last stepped forward and back, and when the
+    node last left requests unanswered.
 
     A step forward that is undone by less than it was is still one, and its moment is told in the terms of the clock as it is now.
     """
 
-    __slots__ = ("_base_ms", "_leapt_ms", "_monotonic", "step_ms", "turned_ms")
+    __slots__ = (
+        "_base_ms",
+        "_leapt_ms",
+        "_monotonic",
+        "_outage",
+        "_outage_ended_ms",
+        "_unanswered_from",
+        "step_ms",
+        "turned_ms",
+        "unanswered_until",
+    )
 
     def __init__(self) -> None:
         self._base_ms = 0.0
@@ -68,6 +85,15 @@ class NodeClock:
         self._leapt_ms = 0.0
         self.step_ms = 0
         self.turned_ms = 0
+        self._outage = ""
+        self._outage_ended_ms = 0
+        self._unanswered_from: float | None = None
+        self.unanswered_until = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Tell whether the node has told its time."""
+        return self._base_ms > 0
 
     def expect(self, monotonic: float) -> int:
         """Give the time we expect there now; 0 while we know nothing."""
@@ -82,12 +108,36 @@ class NodeClock:
         elif leapt < -STEP_MS:
             self.turned_ms, self._leapt_ms = int(time_ms), max(0.0, self._leapt_ms + leapt)
             self.step_ms = max(0, int(self.step_ms + leapt)) if self._leapt_ms > STEP_MS else 0
+        if abs(leapt) > STEP_MS or time_ms - self._outage_ended_ms > OUTAGE_TOLD_MS:
+            self._outage = ""  # after a step the times in it would be wrong, and the step itself is told
         self._base_ms, self._monotonic = time_ms, monotonic
 
     def told(self, monotonic: float, advance_ms: int = 0) -> str:
         """Say what to expect of this clock, and what it did, as scripts read it."""
         expected = self.expect(monotonic)
-        return f"{expected + advance_ms if expected else 0} {self.step_ms} {self.turned_ms}"
+        return f"{expected + advance_ms if expected else 0} {self.step_ms} {self.turned_ms}{self._outage}"
+
+    def unanswered(self, since: float, now: float) -> None:
+        """Note that the node has not answered a request from `since` to `now`; it goes on until `answered`."""
+        if self._unanswered_from is None:
+            self._unanswered_from = since
+        self.unanswered_until = now
+        if self._base_ms and now - self._unanswered_from >= OUTAGE_SECONDS:
+            self.note_outage(self.expect(self._unanswered_from), self.expect(now))
+
+    def answered(self) -> None:
+        """Note that the node answers."""
+        self._unanswered_from = None
+
+    def reached(self, now: float) -> None:
+        """Note that a new connection to the node was made; an outage that was known lasted until now."""
+        if self._unanswered_from is not None and self.unanswered_until - self._unanswered_from >= OUTAGE_SECONDS:
+            self.unanswered(self._unanswered_from, now)
+        self.answered()
+
+    def note_outage(self, from_ms: int, until_ms: int) -> None:
+        """Have scripts told that the node left requests unanswered between two moments of its own clock."""
+        self._outage, self._outage_ended_ms = f" {from_ms} {until_ms}", until_ms
 
 
 class Link(asyncio.Protocol):
@@ -99,6 +149,8 @@ class Link(asyncio.Protocol):
         self.primary = True
         self.replication_id = "?"
         self.closed = False
+        self._forks = forks.count
+        self.loaded: set[str] = set()  # the scripts that were loaded by this link
         self.on_push: Callable[[list[Reply]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(replyError=ServerError, notEnoughData=_MORE)
@@ -107,8 +159,10 @@ class Link(asyncio.Protocol):
         self._alone = False
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._heard = self._loop.time()
-        self._beat_at = self._heard + BEAT_SECONDS
+        self._asked = self._ticked = self._running_since = self._loop.time()
+        self._heard = 0.0
+        self._probes = False
+        self._beat_at = self._asked + BEAT_SECONDS
         self._tick: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -131,6 +185,8 @@ class Link(asyncio.Protocol):
                 except BaseException:
                     link.close()
                     raise
+                if link.closed:  # its answer said that it is a replica; a caller who got it would never look elsewhere
+                    raise LinkLost(f"{endpoint} is not a primary", sent=False)
         except ServerError as error:
             if "max number of clients" in error.words:
                 raise LinkLost(f"{endpoint} takes no more connections", sent=False) from error
@@ -142,7 +198,12 @@ class Link(asyncio.Protocol):
         return link
 
     def send(self, command: tuple[Arg, ...], deadline: float) -> Awaited:
-        """Queue one command; its reply comes in the future. Errors are raised there, never returned."""
+        """Queue one command; its reply comes in the future. Errors are raised there, never returned.
+
+        A forked child may not send: the reply would be the parent's to read.
+        """
+        if self._forks != forks.count:
+            raise Forked
         if self.closed:
             raise LinkLost(f"the connection to {self.endpoint} is closed", sent=False)
         packed = pack_command(command)
@@ -152,7 +213,7 @@ class Link(asyncio.Protocol):
         if self._pending:
             self._alone = False
         else:
-            self._heard = self._loop.time()
+            self._asked = self._loop.time()
             # The last one had nobody to share a write with: this one does not wait for company either.
             alone, self._alone = self._alone, True
         self._pending.append((awaited, deadline))
@@ -165,7 +226,7 @@ class Link(asyncio.Protocol):
 
     def push(self, command: tuple[Arg, ...]) -> None:
         """Send a command whose reply is a pushed message (subscribe and its kin)."""
-        if not self.closed and self._transport is not None:
+        if not self.closed and self._transport is not None and self._forks == forks.count:
             self._transport.write(pack_command(command))
 
     def context(self, advance_ms: int = 0) -> str:
@@ -196,6 +257,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._ticked = self._loop.time()
         self._tick = self._loop.call_later(TICK_SECONDS, self._on_tick)
 
     def data_received(self, data: bytes) -> None:
@@ -238,15 +300,31 @@ class Link(asyncio.Protocol):
 
     def _on_tick(self) -> None:
         """Tell callers whose time is up, notice a node that went silent, and ask for its state now and then."""
+        if self._forks != forks.count:
+            return
         now = self._loop.time()
         self._tick = self._loop.call_later(TICK_SECONDS, self._on_tick)
+        self._note_silence(now)
         for awaited in [awaited for awaited, deadline in self._pending if deadline <= now]:
             awaited.fail(LinkTimeout())
-        if self._pending and now - self._heard > STALL_SECONDS:
+        if self._pending and now - max(self._heard, self._asked) > STALL_SECONDS:
             self.close(f"nothing heard for {STALL_SECONDS:.0f} s")
         elif now >= self._beat_at and self.on_push is None:
             self._beat_at = now + BEAT_SECONDS
             self._ask_state(now + STALL_SECONDS)
+        elif not self._pending and self._probes and self.on_push is None and now - self._heard > PROBE_SECONDS:
+            self.send(("PING",), now + STALL_SECONDS).add_done_callback(_ignore)
+
+    def _note_silence(self, now: float) -> None:
+        """Tell the node's clock of requests that wait for an answer; not of the time in which this process itself stood still."""
+        if now - self._ticked > PROBE_SECONDS:
+            self._running_since = now
+        self._ticked = now
+        since = max(self._heard, self._asked, self._running_since)
+        if self._pending and now - since > UNANSWERED_SECONDS:
+            self.clock.unanswered(since, now)
+        elif self._heard > self.clock.unanswered_until:
+            self.clock.answered()
 
     # What a node says of itself
 
@@ -260,7 +338,11 @@ class Link(asyncio.Protocol):
             return
         if address.database:
             await self.send(("SELECT", address.database), limit)
-        await asyncio.gather(*self._ask_state(limit))
+        asking = self._ask_state(limit)
+        await asking[0]
+        self.clock.reached(self._loop.time())  # before it learns a time whose answer may have waited
+        await asking[1]
+        self._probes = True
 
     def _ask_state(self, limit: float) -> tuple[asyncio.Future[Reply], asyncio.Future[Reply]]:
         asked_at = self._loop.time()
@@ -281,9 +363,12 @@ class Link(asyncio.Protocol):
     def _on_time(self, done: asyncio.Future[Reply], asked_at: float) -> None:
         if done.cancelled() or done.exception() is not None:
             return
+        now = self._loop.time()
+        stood_still = self._running_since > asked_at or now - self._ticked > PROBE_SECONDS
+        if stood_still and self.clock.known:
+            return  # the answer may have waited for us, who would expect too little
         seconds, micros = cast("list[bytes]", done.result())
-        middle = (asked_at + self._loop.time()) / 2
-        self.clock.learn(int(seconds) * 1000 + int(micros) / 1000, middle)
+        self.clock.learn(int(seconds) * 1000 + int(micros) / 1000, (asked_at + now) / 2)
 
 
 class _More:
@@ -291,6 +376,12 @@ class _More:
 
 
 _MORE: Final = _More()
+
+
+def _ignore(done: asyncio.Future[Reply]) -> None:
+    """Take the outcome of a command that nobody waits for."""
+    if not done.cancelled():
+        done.exception()
 
 
 def read_info(reply: Reply) -> dict[str, str]:

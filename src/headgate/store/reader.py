@@ -9,8 +9,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final, Generic, Protocol
 
-import structlog
-
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.store.keys import Thing
 from headgate.store.notices import (
@@ -36,7 +35,7 @@ DEAF_TIMER_SECONDS: Final = 0.5
 BOOKMARK_SECONDS: Final = 15.0
 CATCHING_UP: Final = 8
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Source(Protocol[Item]):
@@ -55,11 +54,12 @@ class Source(Protocol[Item]):
 class Ride(Generic[Item]):
     """A stream at the head of history: where it is, how it is written, and what it waits on."""
 
-    __slots__ = ("position", "waiting", "write")
+    __slots__ = ("history", "position", "waiting", "write")
 
-    def __init__(self, write: Writer[Item], position: int) -> None:
+    def __init__(self, write: Writer[Item], position: int, history: int) -> None:
         self.write = write
         self.position = position
+        self.history = history
         self.waiting: asyncio.Future[bytes]
 
 
@@ -68,6 +68,8 @@ class Reader(Generic[Item]):
 
     def __init__(self, feed: Source[Item], thing: Thing) -> None:
         self.watchers = 0
+        # How often the history was replaced by one whose revisions are lower: a position of an earlier one means nothing.
+        self.history = 0
         self._feed = feed
         self._thing = thing
         self._epoch = "0"
@@ -124,9 +126,9 @@ class Reader(Generic[Item]):
                 position = position_after(position, notice)
         yield Bookmark(position)
 
-    async def reopening(self, position: int) -> Notices[Item]:
+    async def reopening(self, position: int, history: int) -> Notices[Item]:
         """Give what is between a position and memory, or after a loss the state that is there now."""
-        if self._lost(position):
+        if self._lost(position, history):
             yield Reset(self._epoch, self._position)
             snapshot = await self._list()
             yield snapshot
@@ -138,7 +140,7 @@ class Reader(Generic[Item]):
         yield Bookmark(position)  # if that was a whole state, it is complete here
 
     async def watch(self, after: int | None) -> Notices[Item]:
-        position = after or 0
+        position, history = after or 0, self.history
         async for notice in self.opening(after):
             yield notice
             position = position_after(position, notice)
@@ -149,15 +151,16 @@ class Reader(Generic[Item]):
                 raise Closed
             if not self._started:
                 await moved.wait()
-            elif self._lost(position) or position < self._since:
-                async for notice in self.reopening(position):
+            elif self._lost(position, history) or position < self._since:
+                reopening, history = self.reopening(position, history), self.history
+                async for notice in reopening:
                     yield notice
                     position = position_after(position, notice)
             elif position < self._position:
                 for change in self._later(position):
                     yield change
                     position = change.revision
-                    if self._lost(position) or position < self._since:
+                    if self._lost(position, history) or position < self._since:
                         break  # the reader went on while we waited for a slow consumer
             elif marks < self._marks:
                 marks = self._marks
@@ -169,7 +172,7 @@ class Reader(Generic[Item]):
         """Give what comes next after a position that memory knows, as bytes; None: it is to be opened again."""
         while True:
             if self._started:
-                if self._lost(ride.position) or ride.position < self._since:
+                if self._lost(ride.position, ride.history) or ride.position < self._since:
                     return None
                 if ride.position < self._position:
                     later = self._later(ride.position)
@@ -205,9 +208,9 @@ class Reader(Generic[Item]):
             else:
                 self._rides.append(ride)
 
-    def _lost(self, position: int) -> bool:
+    def _lost(self, position: int, history: int) -> bool:
         """Tell whether a position belongs to a history that is no more."""
-        return position > 0 and (self._epoch == "0" or position < int(self._epoch))
+        return history != self.history or (position > 0 and (self._epoch == "0" or position < int(self._epoch)))
 
     async def _catch_up(self, position: int) -> Notices[Item]:
         """Give what lies between a position and the reader's memory, straight from the store."""
@@ -274,6 +277,8 @@ class Reader(Generic[Item]):
                 self._epoch = page.epoch
                 self._keep(page.changes)
             elif page.what != "new" or self._position:
+                if page.revision < self._position:
+                    self.history += 1
                 self._restart(page.epoch, page.revision)
                 restarted = True
         self._heard_at = monotonic()

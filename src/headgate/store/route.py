@@ -1,7 +1,8 @@
 """Which node to ask: one server, the primary that the sentinels name, or a cluster's owner of a slot.
 
 A route keeps one link per node and opens a new one when the old is lost; callers who come meanwhile share one attempt. What
-it knew at the start (the URL's nodes) is never forgotten, so it finds its way back from any outage.
+it knew at the start (the URL's nodes) is never forgotten, so it finds its way back from any outage. A link that is lost is
+opened again also if nobody calls: scripts are told from when until when a node did not answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from headgate.store.link import CONNECT_SECONDS, Link, LinkLost, NodeClock, Repl
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.5
 MAP_SECONDS: Final = 0.1
+SLOW_SECONDS: Final = 0.5
 
 
 class Route(ABC):
@@ -36,10 +38,15 @@ class Route(ABC):
         self._failures: dict[Endpoint, int] = {}
         self._down_since: float | None = None
         self._closed = False
+        self.trouble = ""  # why the last link could not be opened
 
     @abstractmethod
     def owner(self, slot: int) -> Endpoint | None:
         """Name the node that owns a slot, as far as we know now."""
+
+    @abstractmethod
+    def slot_of(self, endpoint: Endpoint) -> int | None:
+        """Give a slot that a node owns, as far as we know now."""
 
     @abstractmethod
     async def link(self, slot: int) -> Link:
@@ -50,6 +57,16 @@ class Route(ABC):
         endpoint = self.owner(slot)
         link = self._links.get(endpoint) if endpoint is not None else None
         return link if link is not None and not link.closed else None
+
+    def clock(self, slot: int) -> NodeClock | None:
+        """Give the clock of a slot's owner, or another node's while that one has not told its time; None if none has."""
+        endpoint = self.owner(slot)
+        clock = self._clocks.get(endpoint) if endpoint is not None else None
+        return clock if clock is not None and clock.known else next(iter(self.clocks()), None)
+
+    def clocks(self) -> list[NodeClock]:
+        """Give the clocks of all nodes that have told their time."""
+        return [clock for clock in self._clocks.values() if clock.known]
 
     async def primaries(self) -> list[Link]:
         """Give a link to every primary."""
@@ -97,7 +114,25 @@ class Route(ABC):
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 8))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         clock = self._clocks.setdefault(endpoint, NodeClock())
-        return await Link.open(endpoint, self.address, clock)
+        started = self._loop.time()
+        try:
+            return await Link.open(endpoint, self.address, clock)
+        except LinkLost:
+            now = self._loop.time()
+            if now - started < CONNECT_SECONDS + SLOW_SECONDS:  # else this process itself stood still
+                clock.unanswered(started, now)
+            raise
+
+    async def _keep(self, endpoint: Endpoint, link: Link) -> None:
+        """When a link is lost, find the way to its slots again."""
+        await link.wait_closed()
+        while not self._closed and (slot := self.slot_of(endpoint)) is not None:
+            try:
+                await self.link(slot)
+            except (LinkLost, ServerError):
+                await asyncio.sleep(FIRST_PAUSE)
+            else:
+                return
 
     def _opened(self, endpoint: Endpoint, done: asyncio.Task[Link]) -> None:
         self._opening.pop(endpoint, None)
@@ -109,8 +144,11 @@ class Route(ABC):
         elif done.exception() is None:
             self._failures.pop(endpoint, None)
             self._links[endpoint] = done.result()
+            self._errands.start(self._keep(endpoint, done.result()), Context())
             self._down_since = None
+            self.trouble = ""
         else:
+            self.trouble = str(done.exception())
             self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
             if self._down_since is None and not any(not link.closed for link in self._links.values()):
                 self._down_since = self._loop.time()
@@ -121,6 +159,9 @@ class StandaloneRoute(Route):
 
     def owner(self, slot: int) -> Endpoint | None:
         return self.address.nodes[0]
+
+    def slot_of(self, endpoint: Endpoint) -> int | None:
+        return 0
 
     async def link(self, slot: int) -> Link:
         return await self.node(self.address.nodes[0])
@@ -136,6 +177,9 @@ class SentinelRoute(Route):
 
     def owner(self, slot: int) -> Endpoint | None:
         return self._primary
+
+    def slot_of(self, endpoint: Endpoint) -> int | None:
+        return 0 if endpoint == self._primary else None
 
     async def link(self, slot: int) -> Link:
         if (link := self.ready(slot)) is not None:
@@ -197,6 +241,9 @@ class ClusterRoute(Route):
 
     def owner(self, slot: int) -> Endpoint | None:
         return self._owners[slot]
+
+    def slot_of(self, endpoint: Endpoint) -> int | None:
+        return self._owners.index(endpoint) if endpoint in self._owners else None
 
     async def link(self, slot: int) -> Link:
         owner = self._owners[slot]

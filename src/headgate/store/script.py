@@ -20,7 +20,7 @@ from headgate.store.keys import Thing, part_of_key
 
 SHARED: Final = Path(__file__).parent / "lua"
 _NUMBERED = re.compile(r"(?<![\w.])(\d+)(\.\.)?\s+([a-z_][\w/<>-]*)")
-_INCLUDE = re.compile(r"^--@include (\w+)$")
+_INCLUDE = re.compile(r"^--@include (\w+)\Z")
 _PLACE = re.compile(r"<(\w+)>")
 
 

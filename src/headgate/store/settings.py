@@ -24,7 +24,7 @@ class StoreSettings(Settings, section="store"):
         ),
     ] = EMBEDDED
     prefix: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,32}$"), Doc("what all our keys and channels begin with")
+        str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,32}\Z"), Doc("what all our keys and channels begin with")
     ] = "hg"
     deadline_ms: Annotated[int, Doc("how long a call may take before its caller is told that the store is away")] = 2000
     volatile: Annotated[bool, Doc("accept a store that keeps nothing on disk")] = False

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import lru_cache
+from time import time as wall_clock
 from typing import Final, NamedTuple, Protocol, TypeVar, cast
 
 from headgate.kit import traces
-from headgate.kit.problems import HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.kit.fork import forks
+from headgate.kit.logs import get_logger
+from headgate.kit.problems import Forked, HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
 from headgate.store.address import Address, Endpoint, parse_address
 from headgate.store.awaited import Awaited
@@ -28,6 +31,9 @@ from headgate.store.script import Script, sha_of
 from headgate.store.settings import StoreSettings
 
 OPEN_SECONDS: Final = 5.0
+JUDGE_AGAIN_SECONDS: Final = 1.0
+
+log = get_logger()
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 0.2
 DOWN_SECONDS: Final = 1.0
@@ -57,10 +63,12 @@ class Store:
         self.hints = Hints(self.route, errands)
         self._second: Route | None = None
         self._loop = asyncio.get_running_loop()
+        self._forks = forks.count
         self.deadline_seconds = settings.deadline_ms / 1000
         self._includes: dict[str, str] = {}
         self._rendered: dict[Script, tuple[str, str]] = {}
         self._advance_ms = 0
+        self._shift_ms = 0
         self._stands_at_ms: int | None = None
 
     def thing(self, part: str, namespace: str, name: str) -> Thing:
@@ -70,6 +78,24 @@ class Store:
     def deadline(self) -> float:
         """Give the loop time at which a call that starts now should give up."""
         return self._loop.time() + self.deadline_seconds
+
+    def now(self, thing: Thing | None = None) -> float:
+        """Give the store's time where a thing lives, or anywhere, in seconds, as our own monotonic clock expects it.
+
+        What is signed says this time: a process whose own clock is wrong would sign what others refuse, or honour too long.
+        """
+        clock = self.route.clock(0 if thing is None else thing.slot)
+        if clock is None:
+            return wall_clock()
+        if self._stands_at_ms is not None:
+            return (self._stands_at_ms + self._shift_ms) / 1000
+        return (clock.expect(self._loop.time()) + self._shift_ms) / 1000
+
+    def clock_offset(self) -> float:
+        """Tell by how many seconds this process's clock is ahead of the store's; of several nodes, the one farthest off."""
+        here, now = wall_clock(), self._loop.time()
+        offsets = [here - clock.expect(now) / 1000 for clock in self.route.clocks()]
+        return max(offsets, key=abs, default=0.0)
 
     async def run(
         self,
@@ -130,7 +156,10 @@ class Store:
     def _sender(
         self, script: Script, thing: Thing, args: tuple[Arg, ...], names: dict[str, str], limit: float
     ) -> _Send[Reply]:
-        """Give what sends a script by a link, loading it first if it must."""
+        """Give what sends a script by a link, loading it first if this link never did or the server has forgotten it.
+
+        The first call does not wait to be told that the script is missing: by then, a later call might have overtaken it.
+        """
         script.check_arguments(len(args))
         context = script.header.context
         keys = script.keys(thing, names)
@@ -140,7 +169,8 @@ class Store:
         def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
             if refused:
                 raise refused[0]
-            if load:
+            if load or sha not in link.loaded:
+                link.loaded.add(sha)
                 loading = link.send(("SCRIPT", "LOAD", source), limit)
                 loading.add_done_callback(lambda done: _note_refusal(done, refused))
             if asking:
@@ -165,7 +195,7 @@ class Store:
         started = self._loop.time() if begun is None else begun.started
         outcome = "ok"
         try:
-            with traces.span("EVALSHA", script=script.name, part=thing.part):
+            with self._span(script, thing):
                 again = script.header.repeatable
                 return await self._attempt(route, thing.slot, send, limit, again=again, begun=begun)
         except HeadgateError as error:
@@ -173,6 +203,21 @@ class Store:
             raise
         finally:
             metrics.script_seconds(script.name, outcome).observe(self._loop.time() - started)
+
+    def _span(self, script: Script, thing: Thing) -> AbstractContextManager[traces.Span]:
+        """Record a script's call as one of a database, below the request that it belongs to."""
+        if not traces.on():
+            return traces.span("EVALSHA")
+        attributes: dict[str, traces.Attribute] = {
+            "db.system.name": "redis",
+            "db.namespace": str(self.address.database),
+            "db.operation.name": "EVALSHA",
+            "db.stored_procedure.name": script.name,
+            "headgate.part": thing.part,
+        }
+        if len(self.address.nodes) == 1:
+            ((attributes["server.address"], attributes["server.port"]),) = self.address.nodes
+        return traces.span(f"EVALSHA {script.name}", kind=traces.SpanKind.CLIENT, inner=True, attributes=attributes)
 
     def _second_route(self) -> Route:
         if self._second is None:
@@ -210,7 +255,7 @@ class Store:
 
     def step_clock(self, ms: int) -> None:
         """Load all scripts with a clock that stepped by so much, as if the server's had; for tests."""
-        self._stands_at_ms = None
+        self._stands_at_ms, self._shift_ms = None, ms
         self._includes["server_time"] = _SHIFTED_TIME.replace("SHIFT", str(ms))
         self._rendered.clear()
 
@@ -221,7 +266,7 @@ class Store:
 
     def stop_clock(self, at_ms: int, *, stepped_ms: int = 0) -> None:
         """Load all scripts with a clock that stands still at a moment, whatever this machine does meanwhile; for tests."""
-        self._stands_at_ms = at_ms
+        self._stands_at_ms, self._shift_ms = at_ms, stepped_ms
         self._includes["server_time"] = _STANDING_TIME.replace("MOMENT", str(at_ms + stepped_ms))
         self._rendered.clear()
 
@@ -257,42 +302,48 @@ class Store:
         pause = FIRST_PAUSE
         load = False
         detour: Endpoint | None = None
-        while True:
-            try:
-                if begun is not None:
-                    link, sent, begun = begun.link, begun.reply, None
-                    return cast("T", await sent)
-                ready = route.ready(slot) if detour is None else None
-                link = ready or await self._find(route, slot, detour, limit)
-                return await send(link, load=load, asking=detour is not None)
-            except LinkTimeout as error:
-                raise (StoreUnavailable(retry_after=1) if again else OutcomeUnknown()) from error
-            except LinkLost as error:
-                if error.sent and not again:
-                    raise OutcomeUnknown from error
-                trouble: Exception = error
-                detour = None
-            except ServerError as error:
-                trouble = error
-                if error.code == "NOSCRIPT" and not load:
-                    load = True
-                    continue
-                detour = _target(error, link) if error.code == "ASK" else None
-                if detour is not None:
-                    continue
-                if error.code == "MOVED":
-                    route.moved(slot, _target(error, link))
-                elif error.code in ELSEWHERE:
-                    route.doubt(link)
-                elif error.code not in LATER and error.code != "NOSCRIPT":
-                    raise as_problem(error) from error
-            if self._loop.time() + pause >= limit:
-                raise StoreUnavailable(f"The store is away: {trouble}.", retry_after=1) from trouble
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+        trouble: Exception | None = None
+        try:
+            while True:
+                try:
+                    if begun is not None:
+                        link, sent, begun = begun.link, begun.reply, None
+                        return cast("T", await sent)
+                    ready = route.ready(slot) if detour is None else None
+                    link = ready or await self._find(route, slot, detour, limit)
+                    return await send(link, load=load, asking=detour is not None)
+                except LinkTimeout as error:
+                    raise (StoreUnavailable(retry_after=1) if again else OutcomeUnknown()) from error
+                except LinkLost as error:
+                    if error.sent and not again:
+                        raise OutcomeUnknown from error
+                    trouble = error
+                    detour = None
+                except ServerError as error:
+                    trouble = error
+                    if error.code == "NOSCRIPT" and not load:
+                        load = True
+                        continue
+                    detour = _target(error, link) if error.code == "ASK" else None
+                    if detour is not None:
+                        continue
+                    if error.code == "MOVED":
+                        route.moved(slot, _target(error, link))
+                    elif error.code in ELSEWHERE:
+                        route.doubt(link)
+                    elif error.code not in LATER and error.code != "NOSCRIPT":
+                        raise as_problem(error) from error
+                if self._loop.time() + pause >= limit:
+                    raise StoreUnavailable("The store is away.", retry_after=1).because(str(trouble)) from trouble
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+        finally:
+            trouble = None  # breaks the reference cycle through its traceback
 
     async def _find(self, route: Route, slot: int, detour: Endpoint | None, limit: float) -> Link:
         """Open the way to a slot; when the store has been away for a while, callers do not wait out their deadline."""
+        if self._forks != forks.count:
+            raise Forked
         if route.down_seconds() > DOWN_SECONDS:
             limit = min(limit, self._loop.time() + DOWN_WAIT)
         # Not asyncio.timeout, which wants a task around it: a prompt operation has none.
@@ -303,7 +354,7 @@ class Store:
                 return finding.result()
         finally:
             finding.cancel()
-        raise StoreUnavailable("The store cannot be reached.", retry_after=1)
+        raise _no_answer(route.trouble or f"{', '.join(map(str, self.address.nodes))} cannot be reached")
 
 
 _named = lru_cache(maxsize=4096)(Thing)
@@ -315,21 +366,49 @@ class _Send(Protocol[T_co]):
 
 @asynccontextmanager
 async def open_store(
-    settings: StoreSettings, *, wait_seconds: float = OPEN_SECONDS, any_store: bool = False
+    settings: StoreSettings,
+    *,
+    wait_seconds: float = OPEN_SECONDS,
+    any_store: bool = False,
+    may_be_away: bool = False,
 ) -> AsyncIterator[Store]:
-    """Connect to the store the settings name; refuse one that would lose what we keep there, unless any will do."""
+    """Connect to the store the settings name; refuse one that would lose what we keep there, unless any will do.
+
+    One that may be away is opened all the same, and judged when it is there.
+    """
     address = parse_address(settings.url)
     errands = Errands()
     store = Store(address, settings, errands)
     try:
-        await _wait_until_up(store, wait_seconds)
-        if not any_store:
-            refuse_lossy(await store.facts(), address.kind, volatile=settings.volatile)
+        try:
+            await _wait_until_up(store, wait_seconds)
+            if not any_store:
+                refuse_lossy(await store.facts(), address.kind, volatile=settings.volatile)
+        except StoreUnavailable as error:
+            if not may_be_away or isinstance(error.__cause__, ServerError):
+                raise
+            log.warning("the store is away", nodes=[str(node) for node in address.nodes], error=error.detail)
+            errands.start(_judge_later(store, settings))
         async with store.hints:
             yield store
     finally:
         store.close()
         await errands.close()
+
+
+async def _judge_later(store: Store, settings: StoreSettings) -> None:
+    """Close a store that turns out to be one that would lose what we keep there."""
+    while True:
+        try:
+            refuse_lossy(await store.facts(), store.address.kind, volatile=settings.volatile)
+        except StoreUnavailable:
+            await asyncio.sleep(JUDGE_AGAIN_SECONDS)
+        except HeadgateError as error:
+            log.error("the store is refused", error=error.detail)
+            store.close()
+            return
+        else:
+            return
 
 
 async def _wait_until_up(store: Store, seconds: float) -> None:
@@ -350,8 +429,8 @@ async def _wait_until_up(store: Store, seconds: float) -> None:
         await asyncio.sleep(LONGEST_PAUSE)
 
 
-def _no_answer(error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"The store does not answer: {str(error) or 'nothing came in time'}.", retry_after=1)
+def _no_answer(error: Exception | str) -> StoreUnavailable:
+    return StoreUnavailable("The store does not answer.", retry_after=1).because(str(error) or "nothing came in time")
 
 
 def _target(error: ServerError, link: Link) -> Endpoint:

@@ -13,6 +13,7 @@
 --- then uncertain: new epoch, numbers far ahead, and it holds for one lease too.
 ---
 --- A script that reads more of meta hands over what it read, with these fields first: replid raw offset last epoch hold step was.
+--@include read_context
 --@include server_time
 --@include text_of
 local STEP_MS = 5000
@@ -34,7 +35,7 @@ local function doubtful(thing, seen)
 end
 
 local function open_thing(meta, context, lease_ms, saved)
-  local replid, expected, step, turned = string.match(context, '^(%S+) (%d+) (%d+) (%d+)$')
+  local replid, expected, step, turned, outage_from, outage_until = read_context(context)
   saved = saved or redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was')
   local raw, raw_us = server_time()
   local thing = {
@@ -47,9 +48,11 @@ local function open_thing(meta, context, lease_ms, saved)
     thing.offset = thing.offset + seen - raw
   end
   thing.now = raw + thing.offset
+  -- For whoever asks whether the store was away: when the last visit was, and what the caller knows of it.
+  thing.seen, thing.expected = seen + tonumber(saved[3] or 0), expected
+  thing.outage_from, thing.outage_until = outage_from, outage_until
   thing.us = raw_us + thing.offset * 1000
 
-  step, expected, turned = tonumber(step), tonumber(expected), tonumber(turned)
   -- However little it was put back: with the offset that makes up for it, the next step forward is that much longer.
   if seen > raw or expected - raw > STEP_MS or turned > 0 and raw - turned < SETTLED_MS then
     thing.turned = raw
@@ -68,13 +71,14 @@ local function open_thing(meta, context, lease_ms, saved)
     if saved[1] ~= replid and saved[8] ~= replid then
       thing.state, thing.replid, thing.was = 'uncertain', replid, saved[1]
       thing.last = math.max(thing.last, thing.us) + JUMP_US
-      thing.hold = math.max(thing.hold, thing.now + (lease_ms or 0))
+      thing.hold, thing.held_anew = math.max(thing.hold, thing.now + (lease_ms or 0)), true
     end
     -- Several callers report one step, each when it looked. One that came after the last visit is nobody's yet.
     local leapt = raw - seen > STEP_MS and (doubtful(thing, seen) or ahead or undone)
     step = leapt and raw or step
     if leapt or step > thing.step + (ahead and SAME_STEP_MS or STEP_MS) then
       thing.step, thing.hold = step, math.max(thing.hold, thing.now + (lease_ms or 0))
+      thing.held_anew = true
     end
   end
   if thing.state ~= 'same' then

@@ -1,20 +1,19 @@
-#!lua
+#!lua flags=allow-oom
 --- Give a thing whose history may have been lost its new epoch, and tell whoever watches.
 --- KEYS     1 meta (hash)   2 changes (stream)
---- ARGV     1 context   2 lease_ms
+--- ARGV     1 context
 --- RETURNS  the epoch, or 0 if there is no such thing
 --- AGAIN    same answer: a thing that is settled stays as it is
 --@include clock
 --@include feed
 local meta, changes = KEYS[1], KEYS[2]
-local context, lease_ms = ARGV[1], tonumber(ARGV[2])
+local context = ARGV[1]
 
-local thing = open_thing(meta, context, lease_ms)
+local thing = open_thing(meta, context)
 if thing.state == 'new' then
   return '0'
 end
 if thing.state == 'uncertain' then
-  thing.hold = math.max(thing.hold, thing.now + lease_ms)
   close_thing(thing)
   hint(changes, thing.epoch)
 end

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Take what is due, most overdue first; nobody else gets it until the claim lapses.
 --- KEYS     1 meta (hash)   2 due (zset name -> ms)   3 stamps (hash name -> number)
 --- ARGV     1 context   2 most   3 claim_ms

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Give claims back with the time each is next due; one that was put again meanwhile is due at once.
 --- KEYS     1 meta (hash)   2 due (zset name -> ms)   3 stamps (hash name -> number)
 --- ARGV     1 context   2.. name, stamp, due_in_ms

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Note that things exist and when each is next due; an earlier time stands.
 --- KEYS     1 meta (hash)   2 names (zset, by name)   3 due (zset name -> ms)   4 stamps (hash name -> number)
 --- ARGV     1 context   2.. name, due_in_ms
