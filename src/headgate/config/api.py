@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from headgate.config.dynamic import Definition, definitions_of
 from headgate.config.model import (
-    RESERVED,
+    ANY_VERSION,
+    VERBS,
     ContentInvalid,
     Draft,
     NamespaceFull,
@@ -25,6 +26,7 @@ from headgate.config.watch import events
 from headgate.kit.conditional import expected_version, holds
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
 from headgate.kit.ids import revision_number
+from headgate.kit.paging import PageQuery, page_of
 from headgate.kit.problems import Forbidden, NotFound, TooLarge, VersionConflict
 
 TAG: Final = "config"
@@ -87,6 +89,7 @@ class Values(Wire, frozen=True):
     revision: int
     epoch: str
     definitions: list[Definition] = []
+    next_page: str | None = None
 
 
 class GetQuery(Wire, frozen=True):
@@ -95,6 +98,13 @@ class GetQuery(Wire, frozen=True):
     before: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
     version: Annotated[int, Meta(ge=1)] | None = None
+
+
+class VersionsQuery(Wire, frozen=True):
+    """Only versions before this one, and at most so many."""
+
+    before: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
 
 
 class DeleteQuery(Wire, frozen=True):
@@ -114,12 +124,14 @@ def operations(config: Config) -> list[Operation]:
     """List config's routes."""
     api = _Api(config)
     space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
-    expecting = {"If-Match": 'The version that must be the newest, such as `"3"`; else 412 with the one that is.'}
+    expecting = {
+        "If-Match": 'The version that must be the newest, such as `"3"`, or `*` for any; else 412 with the one that is.'
+    }
     writes = (VersionConflict, ContentInvalid, TooLarge, NamespaceFull)
     return [
         Operation(
             "GET", space, api.list_values, "List a namespace's values", name="config_list", access=Access.READ, tag=TAG,
-            answer=Values, namespaced=True,
+            query=PageQuery, answer=Values, namespaced=True,
         ),
         Operation(
             "POST", space, api.publish_batch, "Publish several keys, all or none", name="config_publish",
@@ -132,10 +144,19 @@ def operations(config: Config) -> list[Operation]:
             headers={"Last-Event-ID": "The revision to go on from, as an event's id gave it; before `revision`."},
         ),
         Operation(
-            "GET", one, api.get, "Read a value; with /history after the key, its versions", name="config_get",
+            "GET", one, api.get, "Read a value", name="config_get",
             access=Access.READ, tag=TAG, query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion),
             namespaced=True, other_statuses=(304,), headers={"If-None-Match": "The version you have: 304 if it is the newest."},
-            description="`GET …/{key}/history` answers `{versions: […]}`, newest first, each with its difference.",
+        ),
+        Operation(
+            "GET", f"{space}/{{key}}/history", api.history, "List a key's versions, newest first, each with its difference",
+            name="config_history", access=Access.READ, tag=TAG, query=VersionsQuery, answer=Versions,
+            errors=(UnknownKey,), namespaced=True,
+        ),
+        Operation(
+            "POST", f"{space}/{{key}}/rollback", api.roll_back, "Publish an old version's content as a new version",
+            name="config_rollback", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
+            errors=(UnknownVersion, VersionConflict), namespaced=True, headers=expecting,
         ),
         Operation(
             "PUT", one, api.put, "Publish a new version", name="config_put", access=Access.SERVICE, tag=TAG,
@@ -148,9 +169,9 @@ def operations(config: Config) -> list[Operation]:
             headers=expecting,
         ),
         Operation(
-            "POST", one, api.roll_back, "With /rollback after the key: publish an old version's content again",
+            "POST", one, api.roll_back_rest, "With /rollback after the key: publish an old version's content again",
             name="config_roll_back", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
-            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True, headers=expecting,
+            errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True, headers=expecting, documented=False,
         ),
     ]  # fmt: skip
 
@@ -162,19 +183,16 @@ class _Api:
     async def list_values(self, call: Call) -> Values:
         state = await self._config.read(call.namespace)
         values = state.values if _clear(call) else [value.masked() for value in state.values]
-        ordered = sorted(values, key=lambda value: value.key)
-        return Values(
-            ordered, state.revision, state.epoch, definitions_of(self._config.definitions.get(call.namespace))
-        )
+        query: PageQuery = call.query
+        ordered, next_page = page_of(values, lambda value: value.key, query.limit, query.page)
+        definitions = definitions_of(self._config.definitions.get(call.namespace))
+        return Values(ordered, state.revision, state.epoch, definitions, next_page)
 
     async def get(self, call: Call) -> Value | Answer | Versions:
         key, word = _split(call.path["key"])
         query: GetQuery = call.query
         if word == "history":
-            found = await self._config.history(
-                call.namespace, key, before=query.before, most=query.limit, clear=_clear(call)
-            )
-            return Versions(found)
+            return await self._history(call, key, query.before, query.limit)
         if word:
             raise NotFound
         if query.version is not None:
@@ -188,18 +206,27 @@ class _Api:
             return Answer(status=304, headers=answer.headers)
         return answer
 
+    async def history(self, call: Call) -> Versions:
+        query: VersionsQuery = call.query
+        return await self._history(call, call.path["key"], query.before, query.limit)
+
+    async def _history(self, call: Call, key: str, before: int, limit: int) -> Versions:
+        return Versions(await self._config.history(call.namespace, key, before=before, most=limit, clear=_clear(call)))
+
     async def put(self, call: Call) -> Answer:
         body: PublishRequest = call.body
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        draft = Draft(key, body.content, content_type_of(body.content_type), expected_version(call), body.secret)
+        draft = Draft(
+            key, body.content, content_type_of(body.content_type), expected_version(call, ANY_VERSION), body.secret
+        )
         made = (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=body.reason))[key]
         return Answer(made, headers={"ETag": f'"{made.version}"'})
 
     async def delete(self, call: Call) -> Published:
         key = check_key(call.path["key"])
         _may_write(call, self._config)
-        expected = expected_version(call)
+        expected = expected_version(call, ANY_VERSION)
         if expected is None:
             # Deleting what is not there must not take a version.
             expected = (await self._config.get(call.namespace, key)).version
@@ -219,9 +246,9 @@ class _Api:
         return BatchAnswer({key: each.version for key, each in made.items()}, revision)
 
     async def roll_back(self, call: Call) -> Published:
-        key, word = _split(call.path["key"])
-        if word != "rollback":
-            raise NotFound
+        return await self._roll_back(call, check_key(call.path["key"]))
+
+    async def _roll_back(self, call: Call, key: str) -> Published:
         _may_write(call, self._config)
         body: RollbackRequest = call.body
         return await self._config.roll_back(
@@ -230,8 +257,15 @@ class _Api:
             body.version,
             author=call.caller.name,
             reason=body.reason,
-            expected=expected_version(call),
+            expected=expected_version(call, ANY_VERSION),
         )
+
+    async def roll_back_rest(self, call: Call) -> Published:
+        """Roll back a key with slashes in it, which the route of the others does not find."""
+        key, word = _split(call.path["key"])
+        if word != "rollback":
+            raise NotFound
+        return await self._roll_back(call, key)
 
     async def watch(self, call: Call) -> Stream:
         query: WatchQuery = call.query
@@ -255,9 +289,9 @@ _answer_again = lru_cache(maxsize=KEPT)(_answer_of)
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Take a reserved word off the end of a path."""
+    """Take a word of our routes off the end of a path."""
     key, _, word = path.rpartition("/")
-    return (key, word) if key and word in RESERVED else (check_key(path), "")
+    return (key, word) if key and word in VERBS else (check_key(path), "")
 
 
 def _clear(call: Call) -> bool:

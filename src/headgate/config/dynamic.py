@@ -15,17 +15,17 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-import structlog
 from msgspec import Meta
 
 from headgate.config.model import Update, Value
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.store.feed import Reset, Snapshot
 
 NAMESPACE: Final = "headgate"
 RETRY_SECONDS: Final = 1.0
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class LogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,9 +16,11 @@ import yaml  # type: ignore[import-untyped]
 from headgate.kit.ids import config_key
 from headgate.kit.problems import HeadgateError, InvalidRequest
 
-RESERVED: Final = frozenset({"watch", "history", "rollback"})
+# Words behind a key in our routes.
+VERBS: Final = frozenset({"watch", "history", "rollback"})
+# What no new key begins or ends with; keys that are older than this rule can be read and deleted.
+RESERVED: Final = VERBS | {"gray", "schemas"}
 MASK: Final = "••••••"
-MOST_REASON: Final = 500
 
 
 class UnknownKey(HeadgateError):
@@ -101,8 +103,11 @@ class Entry(msgspec.Struct, frozen=True):
         )
 
 
+ANY_VERSION: Final = -1
+
+
 class Draft(msgspec.Struct, frozen=True):
-    """A new version to publish; `expected` is the version it replaces (0: there must be none, None: any).
+    """A new version to publish; `expected` is the version it replaces (0: there must be none, `ANY_VERSION`: there must be one).
 
     Without content the key is deleted; `content_type` and `secret` None leave that as it was (text and open, if it is new).
     """
@@ -129,12 +134,31 @@ class Update(msgspec.Struct, frozen=True):
 
 
 def check_key(key: str) -> str:
-    """Check a key: its last part may not be one of the reserved names."""
+    """Check a key that is to be read or deleted: its last part may not be a word of our routes."""
     config_key(key, "key")
     parts = key.split("/")
-    if parts[-1] in RESERVED or "" in parts or "." in parts or ".." in parts:
-        raise InvalidRequest("A key has no empty parts and does not end in watch, history or rollback.", field="key")
+    if "" in parts or "." in parts or ".." in parts:
+        raise InvalidRequest(f"The key {key} has an empty part, or one of dots alone.", field="key")
+    if parts[-1] in VERBS:
+        raise _reserved(key, parts[-1])
     return key
+
+
+def check_new_key(key: str) -> str:
+    """Check a key that is to be written: neither its first nor its last part may be reserved."""
+    check_key(key)
+    first, *_, last = (*key.split("/"), key.rpartition("/")[2])
+    for part in (first, last):
+        if part in RESERVED:
+            raise _reserved(key, part)
+    return key
+
+
+def _reserved(key: str, part: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The key {key} begins or ends with {part}; watch, history, rollback, gray and schemas are reserved there.",
+        field="key",
+    )
 
 
 def parse(content: str, type_: ContentType) -> Any:

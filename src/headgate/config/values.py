@@ -9,7 +9,6 @@ from time import time
 from typing import Any, Final, cast
 
 import msgspec
-import structlog
 
 from headgate.config import metrics
 from headgate.config.model import (
@@ -24,15 +23,19 @@ from headgate.config.model import (
     Update,
     Value,
     check_key,
+    check_new_key,
     parse,
 )
 from headgate.config.settings import ConfigSettings
 from headgate.kit.ids import display_text, new_ulid, thing_name
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import InvalidRequest, TooLarge, VersionConflict
+from headgate.kit.validation import explain
 from headgate.store import Arg, Store, Thing, script
 from headgate.store.feed import Change, Feed, Snapshot
 
 PUBLISH = script(__package__, "publish")
+DELETE = script(__package__, "delete")
 READ = script(__package__, "read")
 VERSIONS = script(__package__, "versions")
 
@@ -42,7 +45,7 @@ PAGE: Final = 50
 MOST_AT_A_STROKE: Final = 8192
 SLOWLY_READ: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
 
-log = structlog.get_logger()
+log = get_logger()
 _entries = msgspec.json.Decoder(Entry)
 _updates = msgspec.json.Decoder(list[Entry])
 Definitions = Mapping[str, type[Any]]
@@ -103,7 +106,10 @@ class Config:
         if reason:
             display_text(reason, "reason", 500)
         for draft in drafts:
-            check_key(draft.key)
+            if draft.content is None:
+                check_key(draft.key)
+            else:
+                check_new_key(draft.key)
         items: list[Arg] = []
         for draft in await self._typed(namespace, drafts):
             expected = "" if draft.expected is None else draft.expected
@@ -113,7 +119,7 @@ class Config:
         reply = cast(
             "list[bytes]",
             await self.store.run(
-                PUBLISH,
+                DELETE if all(draft.content is None for draft in drafts) else PUBLISH,
                 self.space(namespace),
                 settings.history,
                 settings.history_bytes,
@@ -233,7 +239,7 @@ class Config:
         try:
             msgspec.convert(parsed, kind)
         except msgspec.ValidationError as error:
-            raise ContentInvalid(f"{draft.key}: {error}.", line=1, column=1) from error
+            raise ContentInvalid(f"{draft.key}: {explain(error, kind)[0]}", line=1, column=1) from error
         return bool(getattr(kind, "SECRET", False))
 
     async def _state(self, thing: Thing, keys: Sequence[str]) -> State:

@@ -10,9 +10,9 @@ from typing import Final
 
 import httpx2
 import msgspec
-import structlog
 
 from headgate.kit.life import Job
+from headgate.kit.logs import get_logger
 from headgate.registry import metrics
 from headgate.registry.settings import RegistrySettings
 
@@ -21,7 +21,7 @@ TRIES: Final = 6
 FIRST_PAUSE: Final = 0.5
 TIMEOUT_SECONDS: Final = 5.0
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Alert(msgspec.Struct, frozen=True, rename="camel"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -13,10 +13,11 @@ from headgate.kit.conditional import holds
 from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
+from headgate.kit.paging import PageQuery, batches, page_of
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
-from headgate.registry.filters import parse_filters
+from headgate.registry.filters import Filter, parse_filters
 from headgate.registry.health import Prober
-from headgate.registry.instances import Registry
+from headgate.registry.instances import GROUPS_AT_ONCE, Registry
 from headgate.registry.model import (
     Beat,
     Evicted,
@@ -33,15 +34,16 @@ from headgate.registry.model import (
 )
 from headgate.registry.prometheus import TargetGroup, exposition, target_groups
 from headgate.registry.views import Look
-from headgate.registry.watch import read_cursor, watch_service, watch_type, write_cursor
+from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
 from headgate.store import Thing
 
 TAG: Final = "registry"
 MOST_BODY: Final = 131_072
 MOST_BATCH_BODY: Final = 4_194_304
 MOST_BEATS: Final = 1000
+BEFORE_NAMES: Final = "!"  # sorts before every sign that a name can have
 
-Nonce = Annotated[str, Meta(pattern="^[0-9A-Za-z_-]{8,64}$")]
+Nonce = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{8,64}\Z")]
 
 
 class Heartbeat(Wire, frozen=True):
@@ -84,7 +86,7 @@ class Renewed(Wire, frozen=True):
     registration: int
 
 
-class DiscoverQuery(Wire, frozen=True):
+class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
     """What to look for."""
 
     type: str
@@ -139,13 +141,14 @@ class EvictRequest(Wire, frozen=True):
 class ProtectionRequest(Wire, frozen=True):
     """auto, or off."""
 
-    protection: Annotated[str, Meta(pattern="^(auto|off)$")]
+    protection: Annotated[str, Meta(pattern=r"^(auto|off)\Z")]
 
 
 class Services(Wire, frozen=True):
     """All services of a namespace."""
 
     services: list[ServiceSummary]
+    next_page: str | None = None
 
 
 def operations(registry: Registry, prober: Prober) -> list[Operation]:
@@ -206,7 +209,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
             "POST", f"{one}/evict", api.evict, "Remove an instance and keep it out for a time", Access.ADMIN,
             query=Place, body=EvictRequest, errors=(UnknownInstance,),
         ),
-        route("GET", "/sd/v1/services", api.services, "List services", Access.READ, answer=Services),
+        route("GET", "/sd/v1/services", api.services, "List services", Access.READ, query=PageQuery, answer=Services),
         route(
             "PATCH", "/sd/v1/services", api.protect, "Switch a service's mass-expiry protection", Access.ADMIN,
             query=ServiceQuery, body=ProtectionRequest, errors=(NotFound,),
@@ -235,7 +238,7 @@ class _Api:
     async def register(self, call: Call) -> Registered:
         query: RegisterQuery = call.query
         return await self._registry.register(
-            call.namespace, call.body, nonce=query.nonce, registration=query.registration
+            call.namespace, call.body.addressed(), nonce=query.nonce, registration=query.registration
         )
 
     async def heartbeat(self, call: Call) -> Renewed:
@@ -279,10 +282,14 @@ class _Api:
     async def discover(self, call: Call) -> Answer | Listing:
         query: DiscoverQuery = call.query
         filters = parse_filters(query.filter)
+        if query.limit is not None or query.page is not None:
+            return await self._discover_page(call, filters)
+        before = 0
         if query.group is not None:
             thing = self._registry.service(call.namespace, query.type, query.group)
             looks = {query.group: await self._registry.look(thing, healthy=query.healthy, filters=filters)}
         else:
+            before = await self._registry.journals.position(call.namespace, query.type)
             looks = await self._registry.looks(call.namespace, query.type, healthy=query.healthy, filters=filters)
         by_metrics = any(filter_.part == "metrics" for filter_ in filters)
         tag = ".".join(look.tag(by_metrics=by_metrics) for look in looks.values())
@@ -295,16 +302,54 @@ class _Api:
         if query.check:
             instances = await call.attend(self._prober.choose(instances))
         several = query.group is None
+        cursor = None
         revisions = {group: look.revision for group, look in looks.items()}
+        if several:
+            journals = self._registry.journals
+            cursor = str(Cursor(await journals.cursor_of(call.namespace, query.type, revisions, before)))
         listing = Listing(
             instances=instances,
             revision=max(revisions.values(), default=0),
             epoch=max((look.epoch for look in looks.values()), default="0"),
             revisions=revisions if several else None,
             epochs={group: look.epoch for group, look in looks.items()} if several else None,
-            cursor=write_cursor(revisions) if several else None,
+            cursor=cursor,
         )
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
+
+    async def _discover_page(self, call: Call, filters: Sequence[Filter]) -> Listing:
+        """Give a page of instances by group and id; groups behind it are not read."""
+        query: DiscoverQuery = call.query
+        registry, namespace, page = self._registry, call.namespace, query.page
+        cursor = None
+        if query.group is not None:
+            groups = {query.group: registry.service(namespace, query.type, query.group)}
+        else:
+            cursor = str(Cursor(await registry.journals.position(namespace, query.type)))
+            groups = await registry.groups(namespace, query.type)
+        names = sorted(group for group in groups if page is None or group >= page.partition(BEFORE_NAMES)[0])
+        looks: dict[str, Look] = {}
+        instances: list[Instance] = []
+        next_page = None
+        for batch in batches(names, GROUPS_AT_ONCE):
+            chosen = {group: groups[group] for group in batch}
+            looks |= await registry.looks(namespace, query.type, healthy=query.healthy, filters=filters, groups=chosen)
+            everyone = (instance for look in looks.values() for instance in look.instances)
+            instances, next_page = page_of(everyone, _page_name, query.limit, page)
+            if next_page is not None:
+                break
+        shown = {instance.group for instance in instances} if query.group is None else set()
+        if query.check:
+            instances = await call.attend(self._prober.choose(instances))
+        return Listing(
+            instances=instances,
+            revision=max((look.revision for look in looks.values()), default=0),
+            epoch=max((look.epoch for look in looks.values()), default="0"),
+            revisions={group: looks[group].revision for group in sorted(shown)} if query.group is None else None,
+            epochs={group: looks[group].epoch for group in sorted(shown)} if query.group is None else None,
+            cursor=cursor,
+            next_page=next_page,
+        )
 
     async def remove(self, call: Call) -> None:
         try:
@@ -332,7 +377,8 @@ class _Api:
         )
 
     async def services(self, call: Call) -> Services:
-        return Services(await self._registry.services(call.namespace))
+        query: PageQuery = call.query
+        return Services(*await self._registry.services(call.namespace, limit=query.limit, page=query.page))
 
     async def protect(self, call: Call) -> None:
         query: ServiceQuery = call.query
@@ -342,9 +388,9 @@ class _Api:
         query: WatchQuery = call.query
         position = call.header("last-event-id") or query.revision
         if query.group is None:
-            self._registry.service(call.namespace, query.type, "any")  # the type's name is checked before we answer
-            positions = read_cursor(position) if position else None
-            return Stream(watch_type(self._registry, call.namespace, query.type, positions))
+            self._registry.journals.thing(call.namespace, query.type)  # the type's name is checked before we answer
+            after = read_cursor(position) if position else None
+            return Stream(watch_type(self._registry, call.namespace, query.type, after))
         thing = self._registry.service(call.namespace, query.type, query.group)
         return Stream(watch_service(self._registry, thing, revision_number(position) if position else None))
 
@@ -356,7 +402,7 @@ class _Api:
 
     async def _renew(self, namespace: str, instance_id: str, beat: Heartbeat) -> Renewed:
         if beat.record is not None:
-            record = _whole(instance_id, beat, beat.record)
+            record = _whole(instance_id, beat, beat.record.addressed())
             made = await self._registry.renew(namespace, record, beat.registration)
             return Renewed(instance_id, made.registration)
         type_, group = beat.type, beat.group
@@ -401,9 +447,13 @@ def _beat(instance_id: str, beat: Heartbeat) -> Beat:
 
 def _body(look: Look) -> bytes:
     """Write a listing of one group, as `Listing` would be, from what is written already."""
-    return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null}' % (
+    return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null,"nextPage":null}' % (
         look.body, look.revision, look.epoch.encode(),
     )  # fmt: skip
+
+
+def _page_name(instance: Instance) -> str:
+    return f"{instance.group}{BEFORE_NAMES}{instance.instance_id}"
 
 
 def _digest(text: str) -> str:

@@ -7,9 +7,9 @@ import random
 from typing import Final, cast
 
 import msgspec
-import structlog
 
 from headgate.kit.life import Job
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry.alerts import Alerts
 from headgate.registry.health import Prober
@@ -27,7 +27,7 @@ SOON_MS: Final = 250
 GATHERING_SECONDS: Final = 0.02
 EVERY_SECONDS: Final = 0.25
 
-log = structlog.get_logger()
+log = get_logger()
 _records = msgspec.json.Decoder(Kept)
 _checks = msgspec.json.Decoder(Check)
 
@@ -104,7 +104,7 @@ class Checker:
             ]  # fmt: skip
         try:
             words = await self._registry.store.run(
-                DONE, thing, settings.lease_ms, settings.history, int(settings.override_seconds * 1000), *items
+                DONE, thing, settings.history, int(settings.override_seconds * 1000), *items
             )
             await self._registry.checks.put(thing, soonest)
         except HeadgateError as error:

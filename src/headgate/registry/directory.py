@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from binascii import crc32
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Final, cast
 
 from headgate.kit.ids import thing_name
+from headgate.kit.problems import StoreFull
 from headgate.store import Batch, Index, Store, Thing, script
 
 PUT = script(__package__, "locate_put")
@@ -44,7 +47,8 @@ class Directory:
         found = cast("bytes | None", await self._store.read(shard, "HGET", shard.key("places"), instance_id))
         if found is None:
             return None
-        await self.put(namespace, instance_id, found.decode())  # who is asked for by its id alone is not forgotten
+        with suppress(StoreFull):  # the note is there, only older
+            await self.put(namespace, instance_id, found.decode())  # who is asked for by its id alone is not forgotten
         return found.decode()
 
     async def forget(self, namespace: str, service: str, instance_ids: Iterable[str]) -> None:
@@ -87,7 +91,15 @@ class RecentGroups:
             if len(self._lists) > REMEMBERED_NAMESPACES:
                 self._lists.clear()
             self._lists[namespace] = (monotonic(), listing)
+            listing.add_done_callback(partial(self._end_listing, namespace))
         return groups_of(await asyncio.shield(listing), thing_name(type, "type"))
+
+    def _end_listing(self, namespace: str, listing: asyncio.Task[Sequence[Thing]]) -> None:
+        """Forget a list that could not be read, with its error."""
+        if listing.cancelled() or listing.exception() is not None:
+            _, known = self._lists.get(namespace, (0.0, None))
+            if known is listing:
+                del self._lists[namespace]
 
 
 def groups_of(things: Sequence[Thing], type_: str) -> dict[str, Thing]:

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
-import structlog
 from websockets.asyncio.client import connect
 
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry import metrics
 from headgate.registry.model import Check, CheckKind, Instance
@@ -35,7 +35,7 @@ _KINDS: Final = {
 }  # fmt: skip
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class ProbeForbidden(HeadgateError):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Final, cast
 
 import msgspec
 
 from headgate.kit.ids import member_id, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
+from headgate.kit.paging import batches
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreFull
 from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter
+from headgate.registry.journal import Journals
 from headgate.registry.looks import Looks
 from headgate.registry.model import (
     Beat,
@@ -40,6 +42,7 @@ HEARTBEAT = script(__package__, "heartbeat")
 REMOVE = script(__package__, "remove")
 OVERRIDE = script(__package__, "override")
 PROTECTION = script(__package__, "protection")
+SETTLE = script(__package__, "settle")
 
 NOTE_SECONDS: Final = 20.0
 NOTE_ANEW_SECONDS: Final = 0.05
@@ -48,6 +51,7 @@ GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
 BEATS_AT_ONCE: Final = 250
 REGISTERS_AT_ONCE: Final = 32
+SETTLED_AT_ONCE: Final = 500
 
 
 class Registry:
@@ -63,15 +67,15 @@ class Registry:
         self.feed: Feed[Instance] = Feed(
             store,
             self._snapshot,
-            lease_ms=self.settings.lease_ms,
+            settle=self._settle,
             open_watches=metrics.WATCHERS,
             lag=metrics.WATCH_LAG,
         )
+        self.journals = Journals(self)
         settings = self.settings
-        beat_shared = (settings.lease_ms, settings.history)
+        beat_shared = (settings.history,)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
         register_shared = (
-            settings.lease_ms,
             settings.history,
             int(settings.override_seconds * 1000),
             settings.most_instances,
@@ -105,8 +109,21 @@ class Registry:
         return await self._write(namespace, record, "register", registration, nonce)
 
     async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
-        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it."""
-        return await self._write(namespace, record, "renew", registration, None)
+        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it.
+
+        A full store only renews the lease of an instance that it knows, with its metrics.
+        """
+        try:
+            return await self._write(namespace, record, "renew", registration, None)
+        except StoreFull as full:
+            thing = self.service(namespace, record.type, record.group)
+            beat = Beat(record.instance_id, metrics=record.metrics, registration=registration)
+            try:
+                number = await self.beat(thing, beat)
+            except UnknownInstance:
+                raise full from None
+            ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
+            return Registered(record.instance_id, (await self.look(thing)).revision, number, ttl_seconds)
 
     async def heartbeat(self, namespace: str, type: str, group: str, beat: Beat) -> int:
         """Renew an instance's lease with what the beat brings; give its registration number."""
@@ -129,7 +146,7 @@ class Registry:
         outcomes: list[int | HeadgateError] = []
         for first in range(0, len(beats), BEATS_AT_ONCE):
             items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
-            reply = await self.store.run(HEARTBEAT, thing, self.settings.lease_ms, self.settings.history, *items)
+            reply = await self.store.run(HEARTBEAT, thing, self.settings.history, *items)
             for each in cast("list[bytes | ServerError]", reply):
                 outcome = as_problem(each) if isinstance(each, ServerError) else int(each)
                 metrics.HEARTBEATS.labels("ok" if isinstance(outcome, int) else outcome.code).inc()
@@ -169,7 +186,6 @@ class Registry:
             await self.store.run(
                 REMOVE,
                 thing,
-                self.settings.lease_ms,
                 self.settings.history,
                 int(self.settings.override_seconds * 1000),
                 member_id(instance_id, "instanceId"),
@@ -190,7 +206,7 @@ class Registry:
         thing = self.service(namespace, type, group)
         words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
         view = await self.store.run(
-            OVERRIDE, thing, self.settings.lease_ms, self.settings.history, member_id(instance_id, "instanceId"), *words
+            OVERRIDE, thing, self.settings.history, member_id(instance_id, "instanceId"), *words
         )
         return read_view(cast("bytes", view))
 
@@ -199,7 +215,7 @@ class Registry:
         thing = self.service(namespace, type, group)
         if mode not in ("auto", "off"):
             raise InvalidRequest("protection is auto or off.", field="protection")
-        if await self.store.run(PROTECTION, thing, self.settings.lease_ms, mode) != 1:
+        if await self.store.run(PROTECTION, thing, mode) != 1:
             raise NotFound(f"There is no service {type}/{group}.")
 
     async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
@@ -228,10 +244,17 @@ class Registry:
         )
 
     async def looks(
-        self, namespace: str, type: str, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
+        self,
+        namespace: str,
+        type: str,
+        *,
+        healthy: bool | None = None,
+        filters: Sequence[Filter] = (),
+        groups: Mapping[str, Thing] | None = None,
     ) -> dict[str, Look]:
-        """See every group of a type."""
-        groups = await self.groups(namespace, type)
+        """See every group of a type, or some of them."""
+        if groups is None:
+            groups = await self.groups(namespace, type)
         turn = asyncio.Semaphore(GROUPS_AT_ONCE)
 
         async def look(thing: Thing) -> Look:
@@ -246,25 +269,31 @@ class Registry:
         thing_name(type, "type")
         return groups_of(await self.index.list(namespace), type)
 
-    async def services(self, namespace: str) -> list[ServiceSummary]:
-        """Tell what exists, with counts; services without instances are left out."""
-        turn = asyncio.Semaphore(GROUPS_AT_ONCE)
+    async def services(
+        self, namespace: str, *, limit: int | None = None, page: str | None = None
+    ) -> tuple[list[ServiceSummary], str | None]:
+        """Tell what exists after a page, with counts, and the next page; services without instances are left out."""
+        things = sorted(await self.index.list(namespace), key=lambda thing: thing.name)
+        found: list[ServiceSummary] = []
+        for batch in batches([thing for thing in things if page is None or thing.name > page], GROUPS_AT_ONCE):
+            summaries = await asyncio.gather(*(self._summary(thing) for thing in batch))
+            found += [each for each in summaries if each.instances]
+            if limit is not None and len(found) > limit:
+                last = found[limit - 1]
+                return found[:limit], f"{last.type}/{last.group}"
+        return found, None
 
-        async def summary(thing: Thing) -> ServiceSummary:
-            async with turn:
-                look = await self.look(thing)
-            type_, _, group = thing.name.partition("/")
-            return ServiceSummary(
-                type=type_,
-                group=group,
-                instances=len(look.instances),
-                healthy=sum(instance.available for instance in look.instances),
-                revision=look.revision,
-                protection=look.protection,
-            )
-
-        found = await asyncio.gather(*(summary(thing) for thing in await self.index.list(namespace)))
-        return [each for each in found if each.instances]
+    async def _summary(self, thing: Thing) -> ServiceSummary:
+        look = await self.look(thing)
+        type_, _, group = thing.name.partition("/")
+        return ServiceSummary(
+            type=type_,
+            group=group,
+            instances=len(look.instances),
+            healthy=sum(instance.available for instance in look.instances),
+            revision=look.revision,
+            protection=look.protection,
+        )
 
     async def _write(
         self, namespace: str, record: Record, mode: str, registration: int | None, nonce: str | None
@@ -321,6 +350,12 @@ class Registry:
             self._noted.clear()
         await self.index.put(thing, SWEEP_IN_MS)
         self._noted[thing] = now
+
+    async def _settle(self, thing: Thing) -> None:
+        """Give everybody in a service one lease after an outage; otherwise note that whoever is late was seen dead."""
+        settings = self.settings
+        while not await self.store.run(SETTLE, thing, SETTLED_AT_ONCE, settings.protect_from, settings.protect_share):
+            pass
 
     async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
         look = await self.look(thing)

@@ -63,7 +63,7 @@ class Looks:
         self._waiting.pop(key, None)
         if before is not None and not before.cancelled() and isinstance(error := before.exception(), StoreUnavailable):
             # A store that has just kept the others waiting for nothing is not waited for a second time.
-            raise StoreUnavailable(error.detail, retry_after=error.retry_after)
+            raise StoreUnavailable(error.public_detail, retry_after=error.retry_after).because(error.reason)
         self._under_way[key] = task
         try:
             return await self._read(*key)
@@ -77,20 +77,20 @@ class Looks:
         known = self._known.get(thing, NOTHING) if whole else NOTHING
         choice = "" if healthy is None else int(healthy)
         settings = self._settings
-        for _ in range(3):
+        for anyway in (0, 0, 0, 1):
             reply = await self._store.run(
                 DISCOVER,
                 thing,
-                settings.lease_ms,
                 settings.protect_from,
                 settings.protect_share,
                 choice,
                 known.shape,
                 known.figures,
+                anyway,
                 *words,
             )
             look = read_look(reply, known)
-            if look.state != "uncertain":
+            if look.state != "unsettled":
                 break
             await self._settle(thing)
         if whole and look.known is not known:

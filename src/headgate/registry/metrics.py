@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from headgate.kit.metrics import counter, gauge, histogram
+from headgate.kit.named_metrics import Names
+from headgate.store import Thing
 
-INSTANCES = gauge(
-    "headgate_registry_instances", "instances of a service, as last swept", ("service", "state"), across="latest"
+SERVICES = Names("service")
+INSTANCES = SERVICES.gauge(
+    "headgate_registry_instances", "instances of a service, as last swept", ("state",), across="latest"
 )
 REGISTRATIONS = counter("headgate_registry_registrations_total", "registrations", ("outcome",))
 HEARTBEATS = counter("headgate_registry_heartbeats_total", "heartbeats", ("outcome",))
 REGISTERED, RENEWED = REGISTRATIONS.labels("ok"), HEARTBEATS.labels("ok")
-EXPIRATIONS = counter("headgate_registry_expirations_total", "instances whose lease ended", ("service",))
-PROTECTED = gauge("headgate_registry_protected", "1 while expiry is held back in a service", ("service",), across="max")
+EXPIRATIONS = SERVICES.counter("headgate_registry_expirations_total", "instances whose lease ended")
+PROTECTED = SERVICES.gauge("headgate_registry_protected", "1 while expiry is held back in a service", across="max")
 WATCHERS = gauge("headgate_registry_watchers", "open watches")
 WATCH_LAG = gauge(
     "headgate_registry_watch_lag_seconds", "how long a watch's reader has not heard from the store", across="max"
@@ -19,3 +22,8 @@ WATCH_LAG = gauge(
 PUSH_SECONDS = histogram("headgate_registry_push_seconds", "time from a change in the store to its watchers here")
 PROBES = counter("headgate_registry_probes_total", "health checks made", ("kind", "outcome"))
 ALERTS = counter("headgate_registry_alerts_total", "alerts sent", ("outcome",))
+
+
+def service_label(thing: Thing) -> str:
+    """Name a service in metrics."""
+    return f"{thing.namespace}/{thing.name}"

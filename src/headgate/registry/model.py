@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from headgate.kit.http import Wire
 from headgate.kit.ids import display_text, member_id, new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.validation import explain
 
 MOST_JSON: Final = 16_384
 MOST_DEPTH: Final = 16
@@ -99,6 +100,13 @@ class Record(Wire, frozen=True, omit_defaults=True):
     performance: Json = {}
     ttl_seconds: float | None = None
     check: Check | None = None
+    last_heartbeat: str | float | None = None  # an instance as it was found may be sent as it is; this is ignored
+
+    def addressed(self) -> Record:
+        """Refuse an instance that nobody could reach."""
+        if not (self.hostname or self.public_ip or self.private_ip):
+            raise InvalidRequest("An instance needs an address: hostname, publicIp or privateIp.", field="hostname")
+        return self
 
     def checked(self) -> Record:
         """Refuse what cannot be kept, and fill in what was left out."""
@@ -118,7 +126,9 @@ class Record(Wire, frozen=True, omit_defaults=True):
         for name in ("system_info", "metadata", "metrics", "performance"):
             check_json(getattr(self, name), name)
         metrics = self.metrics or self.performance
-        return msgspec.structs.replace(self, instance_id=instance_id, metrics=metrics, performance={})
+        return msgspec.structs.replace(
+            self, instance_id=instance_id, metrics=metrics, performance={}, last_heartbeat=None
+        )
 
 
 class Override(Wire, frozen=True, omit_defaults=True):
@@ -218,6 +228,7 @@ class Listing(msgspec.Struct, frozen=True, rename="camel"):
     revisions: dict[str, int] | None = None
     epochs: dict[str, str] | None = None
     cursor: str | None = None
+    next_page: str | None = None
 
 
 class ServiceSummary(msgspec.Struct, frozen=True, rename="camel"):
@@ -248,7 +259,8 @@ def as_sent(value: W) -> W:
     try:
         return msgspec.json.decode(msgspec.json.encode(value), type=type(value))
     except (msgspec.ValidationError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"{error}.") from error
+        sentence, field = explain(error, type(value))
+        raise (InvalidRequest(sentence, field=field) if field else InvalidRequest(sentence)) from error
 
 
 def _check_url(kind: CheckKind, url: str) -> None:

@@ -31,7 +31,7 @@ async def exposition(registry: Registry, namespace: str) -> str:
                 continue
             labels = {
                 "namespace": namespace, "type": instance.type, "group": instance.group,
-                "instance": instance.instance_id, "name": name,
+                "instance_id": instance.instance_id, "name": name,
             }  # fmt: skip
             written = ",".join(f'{key}="{text.translate(_ESCAPED)}"' for key, text in labels.items())
             lines.append(f"{NAME}{{{written}}} {value}")

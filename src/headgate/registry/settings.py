@@ -35,12 +35,7 @@ class RegistrySettings(Settings, section="registry"):
     )
     probe_at_once: Annotated[int, Meta(ge=1), Doc("health checks that one process makes at the same time")] = 64
     alert_url: Annotated[str, Doc("webhook that hears of deaths, protection and health changes", secret=True)] = ""
-    alert_format: Annotated[str, Meta(pattern="^(generic|slack|pagerduty)$"), Doc("generic, slack or pagerduty")] = (
+    alert_format: Annotated[str, Meta(pattern=r"^(generic|slack|pagerduty)\Z"), Doc("generic, slack or pagerduty")] = (
         "generic"
     )
     alert_key: Annotated[str, Doc("routing key of PagerDuty", secret=True)] = ""
-
-    @property
-    def lease_ms(self) -> int:
-        """Give the lease of an instance that names none."""
-        return int(self.ttl_seconds * 1000)

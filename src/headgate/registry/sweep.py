@@ -6,9 +6,9 @@ import asyncio
 from typing import Final, cast
 
 import msgspec
-import structlog
 
 from headgate.kit.life import Job
+from headgate.kit.logs import get_logger
 from headgate.registry import metrics
 from headgate.registry.alerts import Alerts
 from headgate.registry.instances import Registry
@@ -20,7 +20,7 @@ AT_ONCE: Final = 64
 EVERY_SECONDS: Final = 0.25
 MOST_TOLD: Final = 10  # of those who died together, each by its name
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -58,7 +58,6 @@ class Sweeper:
             await self._registry.store.run(
                 SWEEP,
                 thing,
-                settings.lease_ms,
                 settings.history,
                 int(settings.override_seconds * 1000),
                 MOST,
@@ -80,7 +79,7 @@ class Sweeper:
 
     async def _visit(self, claim: Claim) -> None:
         swept = await self.sweep(claim.thing)
-        while swept.word == "swept" and swept.next_ms == 0:
+        while swept.next_ms == 0:
             swept = await self.sweep(claim.thing)
         if swept.word == "gone":
             await self._registry.index.forget(claim)
@@ -88,7 +87,7 @@ class Sweeper:
             await self._registry.index.done(claim, swept.next_ms)
 
     def _measure(self, thing: Thing, swept: Swept) -> None:
-        name = f"{thing.namespace}/{thing.name}"
+        name = metrics.service_label(thing)
         ended = [*swept.removed, *swept.marked]
         if ended:
             metrics.EXPIRATIONS.labels(name).inc(len(ended))

@@ -162,19 +162,21 @@ class Look:
         protection: Protection,
         known: Known,
         deadlines: dict[bytes, float],
+        extended: dict[bytes, float],
     ) -> None:
         self.state, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
         self.overdue, self.protection, self.known = overdue, protection, known
         self._held = held
         self._deadlines = deadlines
+        self._extended = extended  # deadlines before an outage, of those who have a lease more since
 
     @cached_property
     def instances(self) -> list[Instance]:
         """Give all who are there."""
         figures = self.known.metrics
         return [
-            shape.instance(_objects.decode(figures.get(id_, b"{}")), deadline, late=late, held=self._held)
-            for id_, shape, deadline, late in self._present()
+            shape.instance(_objects.decode(figures.get(id_, b"{}")), deadline, late=late, held=held)
+            for id_, shape, deadline, late, held in self._present()
         ]
 
     @cached_property
@@ -182,25 +184,27 @@ class Look:
         """Write them as a JSON list; callers who looked together share it."""
         figures = self.known.metrics
         written = [
-            shape.written(figures.get(id_, b"{}"), deadline, late=late, held=self._held)
-            for id_, shape, deadline, late in self._present()
+            shape.written(figures.get(id_, b"{}"), deadline, late=late, held=held)
+            for id_, shape, deadline, late, held in self._present()
         ]
         return b"[" + b",".join(written) + b"]"
 
-    def _present(self) -> Iterator[tuple[bytes, Shape, float, bool]]:
-        now, held, deadlines = self.now_ms, self._held, self._deadlines
+    def _present(self) -> Iterator[tuple[bytes, Shape, float, bool, bool]]:
+        """Give who is there, with the deadline of the last heartbeat, whether that has passed, and whether it counts."""
+        now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
             deadline = deadlines.get(id_, 0.0)
-            late = deadline <= now
-            if not late or held or not shape.ephemeral:
-                yield id_, shape, deadline, late
+            held = self._held or deadline > now
+            if held or not shape.ephemeral:
+                deadline = extended.get(id_, deadline)
+                yield id_, shape, deadline, deadline <= now, held
 
     def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
         """Keep those that pass, as the store would have chosen them."""
-        figures, held = self.known.metrics, self._held
+        figures = self.known.metrics
         shapes = {
             id_: shape
-            for id_, shape, deadline, late in self._present()
+            for id_, shape, deadline, late, held in self._present()
             if (healthy is None or shape.available(late=late, held=held) == healthy)
             and all(
                 passes(shape.value(filter_, figures.get(id_, b"{}"), deadline, late=late, held=held), filter_)
@@ -213,18 +217,19 @@ class Look:
             self.epoch,
             self.revision,
             self.now_ms,
-            held,
+            self._held,
             self.overdue,
             self.protection,
             known,
             self._deadlines,
+            self._extended,
         )
 
     def tag(self, *, by_metrics: bool) -> str:
         """Name what is in it. Whoever is late, or chosen by metrics, comes and goes without a revision."""
         if not self.overdue and not by_metrics:
             return str(self.revision)
-        names = b",".join(sorted(id_ + b"!" if late else id_ for id_, _, _, late in self._present()))
+        names = b",".join(sorted(id_ + b"!" if late else id_ for id_, _, _, late, _ in self._present()))
         return f"{self.revision}-{blake2b(names, digest_size=8).hexdigest()}"
 
     def listing(self) -> Listing:
@@ -250,7 +255,7 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
     held, overdue, mode, protected_until, shape, figures = cast(
         "tuple[int, int, bytes, bytes, bytes, bytes]", parts[4:10]
     )
-    deadlines, metrics, records, metadata, states, overrides, checks = (
+    deadlines, extended, metrics, records, metadata, states, overrides, checks = (
         _by_id(cast("list[bytes]", flat)) for flat in parts[10:]
     )
     if shape and shape == known.shape:
@@ -268,16 +273,17 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
         }
         seen = Known(shape, figures, shapes, metrics)
     until = float(protected_until)
+    kept = bool(held) or bool(extended)
     protection = Protection(
         mode.decode(),
-        active=bool(until) or (bool(held) and overdue > 0),
+        active=bool(until) or (kept and overdue > 0),
         until=iso(until) if until else None,
-        suspects=overdue if held else 0,
+        suspects=overdue if kept else 0,
     )
-    scores = {id_: float(score) for id_, score in deadlines.items()}
     return Look(
-        state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen, scores
-    )
+        state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen,
+        _scores(deadlines), _scores(extended),
+    )  # fmt: skip
 
 
 def read_put(change: Change) -> Instance:
@@ -319,6 +325,10 @@ def read_override(words: str) -> Override:
         weight=None if weight == "-" else float(weight),
         drain=None if drain == "-" else drain == "1",
     )
+
+
+def _scores(members: dict[bytes, bytes]) -> dict[bytes, float]:
+    return {id_: float(score) for id_, score in members.items()}
 
 
 def _by_id(flat: list[bytes]) -> dict[bytes, bytes]:

@@ -1,35 +1,46 @@
-"""Watches as they leave the house: the events of one service, or of all groups of a type under one cursor."""
+"""Watches as streams of events: of one service, or of all groups of a type under one cursor."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
+from itertools import islice
 from time import time
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.kit.http import event
-from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.instances import Registry
 from headgate.registry.model import Instance
-from headgate.registry.views import read_put, read_removal
+from headgate.registry.views import Look, read_put, read_removal
 from headgate.store import Thing
 from headgate.store.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
 
-NEW_GROUPS_SECONDS: Final = 1.0
-QUEUED: Final = 64
-MOST_GROUPS: Final = 5000
+GROUPS_AT_ONCE: Final = 64
+_CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")
 
-_Position = Annotated[int, Meta(ge=0, lt=2**53)]
-Found = tuple[str, Notice[Instance]]
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A position in the journal of a type; `within` is how far into the next entry's group."""
+
+    journal: int
+    within: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.journal}.{self.within}" if self.within else str(self.journal)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A notice of one group, or of all (""), and the cursor after it, if a watch can be resumed there."""
+
+    group: str
+    notice: Notice[Instance]
+    cursor: Cursor | None = None
 
 
 class Put(msgspec.Struct, frozen=True, rename="camel"):
@@ -62,102 +73,115 @@ def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncG
 
 
 async def watch_type(
-    registry: Registry, namespace: str, type_: str, positions: dict[str, int] | None
+    registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[bytes, None]:
     """Give the events of all groups of a type, those that appear later too; ids are cursors over all of them."""
-    at = dict(positions or {})
     metrics.WATCHERS.inc()
     try:
-        async with aclosing(follow_type(registry, namespace, type_, positions)) as found:
-            async for group, notice in found:
-                if not isinstance(notice, Compacted | Reset):  # the state that follows has not been given yet
-                    at[group] = notice.revision
-                # Within a snapshot nobody may resume: only the bookmark after it carries the cursor.
-                yield _render(notice, group, write_cursor(at))
+        async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
+            async for together in notices:
+                # One write for what is known together: the state of many groups is many events.
+                if chunk := b"".join(map(_render_found, together)):
+                    yield chunk
     finally:
         metrics.WATCHERS.dec()
 
 
 async def follow_type(
-    registry: Registry, namespace: str, type_: str, positions: dict[str, int] | None
+    registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[Found, None]:
-    """Follow every group of a type; one that was not there at the start is followed from its first change."""
-    queue: asyncio.Queue[Found | Exception] = asyncio.Queue(QUEUED)
-    following: dict[str, asyncio.Task[None]] = {}
-
-    async def follow(group: str, thing: Thing, after: int | None) -> None:
-        async with aclosing(registry.feed.watch(thing, after)) as notices:
-            async for notice in notices:
-                await queue.put((group, notice))
-
-    async def look_for_groups() -> None:
-        first = positions is None
-        while True:
-            groups = await registry.recent_groups.of(namespace, type_)
-            for group in positions or {}:
-                groups.setdefault(group, registry.service(namespace, type_, group))
-            for group, thing in groups.items():
-                if group not in following:
-                    after = None if first else (positions or {}).get(group, 0)
-                    following[group] = asyncio.ensure_future(told(follow(group, thing, after)))
-            if first and not groups:
-                await queue.put(("", Bookmark(0)))
-            first = False
-            await asyncio.sleep(NEW_GROUPS_SECONDS)
-
-    async def told(work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001  # a broken reader ends the watch: it is raised below
-            await queue.put(error)
-
-    looking = asyncio.ensure_future(told(look_for_groups()))
-    try:
-        while True:
-            found = await queue.get()
-            if isinstance(found, Exception):
-                raise found  # the client resumes from its cursor
-            yield found
-    finally:
-        tasks = [looking, *following.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    """Follow every group of a type in the order of its journal; without a position the state of each group comes first."""
+    async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
+        async for together in notices:
+            for found in together:
+                yield found
 
 
-def write_cursor(positions: dict[str, int]) -> str:
-    """Write the positions in several groups as one opaque word."""
-    known = {group: revision for group, revision in sorted(positions.items()) if group}
-    return base64.urlsafe_b64encode(msgspec.json.encode(known)).decode().rstrip("=")
+async def _follow_type(
+    registry: Registry, namespace: str, type_: str, after: Cursor | None
+) -> AsyncGenerator[Sequence[Found], None]:
+    position, within = (after.journal, after.within) if after else (0, 0)
+    ahead: dict[str, int] = {}  # groups whose state was told, which the journal has yet to reach
+    complete_at = 0
+    async with AsyncExitStack() as stack:
+        journal = await stack.enter_async_context(registry.journals.open(namespace, type_))
+        if after is not None:
+            await journal.catch_up()
+        feed = registry.journals.feed
+        notices = await stack.enter_async_context(aclosing(feed.watch(journal.thing, after.journal if after else None)))
+        async for notice in notices:
+            match notice:
+                case Compacted() | Reset():
+                    yield (Found("", notice),)
+                case Snapshot():
+                    position, within = notice.revision, 0
+                    state = await journal.state()
+                    complete_at = state.complete_at
+                    ahead = {group: look.revision for group, look in state.looks.items()}
+                    groups = iter(state.looks.items())
+                    while some := list(islice(groups, GROUPS_AT_ONCE)):
+                        yield [found for group, look in some for found in _state_of(group, look)]
+                case Change():
+                    start, until = (int(word) for word in notice.value.split(b" "))
+                    start = max(start, ahead.get(notice.member, 0), within)
+                    told = await journal.read(notice.member, start, until) if start < until else []
+                    for each in told:
+                        if isinstance(each, Snapshot):
+                            ahead[notice.member] = each.revision
+                            complete_at = await journal.note({notice.member: each.revision})
+                        last = each is told[-1]
+                        cursor = Cursor(notice.revision) if last else Cursor(position, each.revision)
+                        resumable = isinstance(each, Change) and notice.revision >= complete_at
+                        found = Found(notice.member, each, cursor if resumable else None)
+                        if isinstance(each, Snapshot):
+                            yield found, Found(notice.member, Bookmark(each.revision))
+                        else:
+                            yield (found,)
+                    position, within = notice.revision, 0
+                case Bookmark():
+                    pass
+            # A mark ends the state of groups that was told, and that of a group that is new.
+            ends_state = isinstance(notice, Change) and (bool(ahead) or notice.value.startswith(b"0 "))
+            if position >= complete_at and (isinstance(notice, Bookmark) or ends_state):
+                ahead = {}
+                yield (Found("", Bookmark(position), Cursor(position)),)
 
 
-def read_cursor(text: str) -> dict[str, int]:
+def _state_of(group: str, look: Look) -> tuple[Found, Found]:
+    """Tell the state of a group, and that it is complete."""
+    return Found(group, Snapshot(look.instances, look.revision, look.epoch)), Found(group, Bookmark(look.revision))
+
+
+def read_cursor(text: str) -> Cursor:
     """Read a cursor back."""
-    try:
-        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        positions = msgspec.json.decode(raw, type=dict[str, _Position])
-        if len(positions) > MOST_GROUPS:
-            raise ValueError("too many groups")
-        return {thing_name(group, "group"): revision for group, revision in positions.items()}
-    except (InvalidRequest, binascii.Error, msgspec.DecodeError, UnicodeError, ValueError) as error:
-        raise InvalidRequest("This is not a position of ours.", field="revision") from error
+    found = _CURSOR.match(text)
+    if found is None or max(int(part or 0) for part in found.groups()) >= 2**53:
+        raise InvalidRequest("This is not a position of ours.", field="revision")
+    return Cursor(int(found[1]), int(found[2] or 0))
 
 
 def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
     group = thing.name.partition("/")[2]
     if isinstance(notice, Change):
-        return _rendered(notice, group)
+        return _rendered(notice, group, str(notice.revision))
     return _render(notice, group, str(notice.revision))
 
 
+def _render_found(found: Found) -> bytes:
+    id_ = None if found.cursor is None else str(found.cursor)
+    if isinstance(found.notice, Change):
+        return _rendered(found.notice, found.group, id_)
+    return _render(found.notice, found.group, id_)
+
+
 @lru_cache(maxsize=4096)
-def _rendered(change: Change, group: str) -> bytes:
+def _rendered(change: Change, group: str, id_: str | None) -> bytes:
     """Write a change once for all who watch, however late."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
-    return _render(change, group, str(change.revision))
+    return _render(change, group, id_)
 
 
-def _render(notice: Notice[Instance], group: str, id_: str) -> bytes:
+def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
     revision = notice.revision
     match notice:
         case Change(kind="put"):
@@ -170,6 +194,6 @@ def _render(notice: Notice[Instance], group: str, id_: str) -> bytes:
         case Bookmark():
             return event("bookmark", Mark(revision, group=group or None), id_)
         case Compacted():
-            return event("compacted", Mark(revision, group=group))
+            return event("compacted", Mark(revision, group=group or None))
         case Reset():
-            return event("reset", Mark(revision, epoch=notice.epoch, group=group))
+            return event("reset", Mark(revision, epoch=notice.epoch, group=group or None))

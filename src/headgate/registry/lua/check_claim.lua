@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Take the health checks that are due in a service; nobody else makes them until the claim lapses.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 states (hash id -> words)   4 checks (hash id -> json)
 ---          5 due (zset id -> ms)
@@ -10,7 +10,7 @@
 local meta, records, states, checks, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, most, spare_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local thing = open_thing(meta, context, 0)
+local thing = open_service(meta, context)
 local reply = {-1}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', text_of(thing.now), 'LIMIT', 0, most)) do
   local check = redis.call('HGET', checks, id)
@@ -25,5 +25,10 @@ local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 if first[2] then
   reply[1] = math.max(0, math.floor(tonumber(first[2]) - thing.now))
 end
-keep_time(thing)
+if thing.held_anew then
+  close_grace(thing)
+  close_thing(thing)
+else
+  keep_time(thing)
+end
 return reply

@@ -1,11 +1,11 @@
-#!lua
+#!lua flags=allow-oom
 --- Note what health checks found; enough in a row turn an instance healthy or unhealthy, and that is told.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 lost (zset id -> ms, who died lately)
---- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5.. id, registration, passed, rise, fall,
+---          13 lost (zset id -> ms, who died lately)   14 extended (zset id -> ms, deadlines before an outage)
+--- ARGV     1 context   2 history   3 keep_ms (overrides)   4.. id, registration, passed, rise, fall,
 ---          remove_after_ms (0: never), next_ms
 --- RETURNS  for each: same, healthy, unhealthy, removed or skipped
 --- AGAIN    never: a trial would count twice
@@ -14,16 +14,17 @@
 --@include lost
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local lost = KEYS[13]
-local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local lost, extended = KEYS[13], KEYS[14]
+local context, history, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+  extended = extended,
 }
 
-local thing = open_service(meta, context, lease_ms)
+local thing = open_service(meta, context)
 local replies = {}
-for i = 5, #ARGV, 7 do
+for i = 4, #ARGV, 7 do
   local id, registration, passed = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local rise, fall = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
   local remove_after_ms, next_ms = tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6])
@@ -59,6 +60,6 @@ for i = 5, #ARGV, 7 do
   replies[#replies + 1] = word
 end
 if thing.state ~= 'new' then
-  close_feed(thing, changes)
+  close_service(thing, changes)
 end
 return replies

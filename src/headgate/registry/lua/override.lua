@@ -1,10 +1,11 @@
-#!lua
+#!lua flags=allow-oom
 --- Set what an operator decides for an instance; it outlives the instance's registrations.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
---- ARGV     1 context   2 lease_ms   3 history   4 id   5 enabled   6 weight   7 drain
+---          13 extended (zset id -> ms, deadlines before an outage)
+--- ARGV     1 context   2 history   3 id   4 enabled   5 weight   6 drain
 ---          (each of the last three: empty to leave, - to give back)
 --- RETURNS  the instance as it is now (json)
 --- REFUSES  UNKNOWN_INSTANCE
@@ -13,14 +14,16 @@
 --@include service
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local context, lease_ms, history, id = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local enabled, weight, drain = ARGV[5], ARGV[6], ARGV[7]
+local extended = KEYS[13]
+local context, history, id = ARGV[1], ARGV[2], ARGV[3]
+local enabled, weight, drain = ARGV[4], ARGV[5], ARGV[6]
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+  extended = extended,
 }
 
-local thing = open_service(meta, context, lease_ms)
+local thing = open_service(meta, context)
 if redis.call('HEXISTS', states, id) == 0 then
   return redis.error_reply('UNKNOWN_INSTANCE')
 end
@@ -38,5 +41,5 @@ end
 if after ~= before then
   told(thing, service, history, id)
 end
-close_feed(thing, changes)
+close_service(thing, changes)
 return view(service, id)

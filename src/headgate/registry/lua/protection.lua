@@ -1,22 +1,21 @@
-#!lua
+#!lua flags=allow-oom
 --- Let an operator switch a service's mass-expiry protection off, or back to automatic.
 --- KEYS     1 meta (hash)   2 changes (stream)
---- ARGV     1 context   2 lease_ms   3 mode (auto or off)
+--- ARGV     1 context   2 mode (auto or off)
 --- RETURNS  1, or 0 if there is no such service
 --- AGAIN    same answer: the same is written again
 --@include clock
 --@include service
 local meta, changes = KEYS[1], KEYS[2]
-local context, lease_ms, mode = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local context, mode = ARGV[1], ARGV[2]
 
-local thing = open_service(meta, context, lease_ms)
+local thing = open_service(meta, context)
 if thing.state == 'new' then
   return 0
 end
 redis.call('HSET', meta, 'protection', mode)
 if mode == 'off' then
   redis.call('HSET', meta, 'protected_until', '0')
-  thing.hold = 0
 end
-close_feed(thing, changes)
+close_service(thing, changes)
 return 1

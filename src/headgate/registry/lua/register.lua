@@ -4,8 +4,9 @@
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
---- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most (instances)   6 from
----          7 share   8.. id, mode (register or renew), registration (or empty; the number it had), nonce,
+---          13 extended (zset id -> ms, deadlines before an outage)
+--- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most (instances)   5 from
+---          6 share   7.. id, mode (register or renew), registration (or empty; the number it had), nonce,
 ---          ttl_ms, ephemeral, healthy, record, metadata, metrics, check (or empty), check_delay_ms
 --- RETURNS  for each: revision, registration
 --- REFUSES  EVICTED SUPERSEDED SERVICE_FULL UNKNOWN_INSTANCE
@@ -14,13 +15,15 @@
 --@include service
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local most, from, share = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local extended = KEYS[13]
+local context, history, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local most, from, share = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+  extended = extended,
 }
-local thing = open_service(meta, context, lease_ms)
+local thing = open_service(meta, context)
 local written, longest, least = false, 0, nil
 local anew = redis.call('HLEN', states) == 0
 
@@ -46,7 +49,8 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
     check_delay_ms)
   local state = read_state(redis.call('HGET', states, id))
   local dead = state and mode == 'register' and state.ephemeral == '1'
-    and tonumber(redis.call('ZSCORE', deadlines, id) or 0) <= thing.now and not held(thing, deadlines, from, share)
+    and tonumber(redis.call('ZSCORE', deadlines, id) or 0) <= thing.now and settled(thing)
+    and not held(thing, deadlines, from, share)
   local refused = refusal(id, mode, registration, nonce, state, dead)
   if refused then
     return {err = refused}
@@ -67,6 +71,7 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
     checked = state and check ~= '' and state.checked or '1', lapsed = '0', nonce = nonce,
   })
   redis.call('ZADD', deadlines, text_of(thing.now + ttl_ms), id)
+  redis.call('ZREM', extended, id)
   redis.call('HSET', metrics, id, figures)
   if not state then
     redis.call('ZREM', memory, id)
@@ -92,7 +97,7 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
 end
 
 local replies = {}
-for i = 8, #ARGV, 12 do
+for i = 7, #ARGV, 12 do
   replies[#replies + 1] = register(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]), ARGV[i + 5],
     ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9], ARGV[i + 10], tonumber(ARGV[i + 11]))
 end
@@ -101,10 +106,10 @@ if written then
   local mark = text_of(next_number(thing))
   redis.call('HSET', meta, 'figures', mark, 'shape', mark)
   if least then
-    longest = math.min(anew and longest or math.max(longest, thing.ttl), LONGEST_WAIT_MS)
+    longest = anew and longest or math.max(longest, thing.longest)
     least = anew and least or math.min(least, thing.least)
     redis.call('HSET', meta, 'ttl', text_of(longest), 'least', text_of(least))
   end
-  close_feed(thing, changes)
+  close_service(thing, changes)
 end
 return replies

@@ -5,40 +5,43 @@
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
 ---          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 lost (zset id -> ms, who died lately)
---- ARGV     1 context   2 lease_ms   3 history   4 keep_ms (overrides)   5 most   6 from   7 share   8 history_ms
+---          13 lost (zset id -> ms, who died lately)   14 extended (zset id -> ms, deadlines before an outage)
+--- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most   5 from   6 share   7 history_ms
 --- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change
 ---          (removed, put, or back: who died lately and is here again)
 --- AGAIN    same answer: what is gone stays gone; of changes only those that were not told
 --@include clock
 --@include service
 --@include lost
+--@include drain
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local lost = KEYS[13]
-local context, lease_ms, history, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local most, from, share, history_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local lost, extended = KEYS[13], KEYS[14]
+local context, history, keep_ms, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local from, share, history_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local service = {
   records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
   overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
+  extended = extended,
 }
 local VISIT_MS = 2000
-local DRAIN_SHARE = 0.1
 
-local thing = open_service(meta, context, lease_ms)
+local thing = open_service(meta, context)
 if thing.state == 'new' then
   return {'gone', -1, 0, 0}
 end
-if thing.away and not thing.holding then
-  thing.hold, thing.holding = math.max(thing.hold, thing.now + thing.ttl), true
+if not settled(thing) and not settle(thing, service, most) then
+  redis.call('HSET', meta, 'visited', text_of(thing.now))
+  close_service(thing, changes)
+  return {'held', 0, redis.call('HLEN', states), 0}
 end
 
 local overdue = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
 local allowed, word = most, 'swept'
+local credit = 0
 if overdue == 0 then
+  word = count_extended(thing, extended) > 0 and 'held' or word
   thing.protected_until = mass_late(thing, deadlines, from, share) and thing.protected_until or 0
-elseif thing.holding then
-  allowed, word = 0, 'held'
 elseif (thing.protected_until > 0 and thing.now >= thing.protected_until)
   or mass_late(thing, deadlines, from, share) then
   word = 'protected'
@@ -49,17 +52,7 @@ elseif (thing.protected_until > 0 and thing.now >= thing.protected_until)
   elseif thing.now < thing.protected_until then
     allowed = 0
   else
-    -- Nobody came back in a whole lease: let them go, a tenth a second.
-    local draining = tonumber(redis.call('HGET', meta, 'draining') or 0)
-    if draining == 0 then
-      draining = overdue
-      redis.call('HSET', meta, 'draining', text_of(draining), 'drained', text_of(thing.now - 1000))
-    end
-    local since = thing.now - tonumber(redis.call('HGET', meta, 'drained'))
-    allowed = math.min(most, math.floor(math.max(1, draining * DRAIN_SHARE) * math.min(since, 2000) / 1000))
-    if allowed > 0 then
-      redis.call('HSET', meta, 'drained', text_of(thing.now))
-    end
+    allowed, credit = drain_allowance(thing, overdue, most)
   end
 else
   thing.protected_until = 0
@@ -74,6 +67,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', text_of(thing
   else
     kind = 'put'
     redis.call('ZREM', deadlines, id)
+    redis.call('ZREM', extended, id)
     state.lapsed = '1'
     write_state(service, id, state)
     told(thing, service, history, id)
@@ -93,21 +87,23 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', memory, '-inf', text_of(thing.no
   end
 end
 
+drop_extensions(thing, extended)
 local instances = redis.call('HLEN', states)
 local first = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')
 if instances == 0 and redis.call('HLEN', overrides) == 0 and thing.now - revision_of(thing) / 1000 > history_ms then
   redis.call('UNLINK', meta, records, metadata, metrics, states, deadlines, overrides, memory, checks, trials, due,
-    changes, lost)
+    changes, lost, extended)
   return {'gone', -1, 0, 0}
 end
-redis.call('HSET', meta, 'visited', text_of(thing.now), 'protected_until', text_of(thing.protected_until))
-close_feed(thing, changes)
+redis.call('HSET', meta, 'visited', text_of(thing.now), 'protected_until', text_of(thing.protected_until),
+  'hidden', text_of(word == 'swept' and thing.now or thing.hidden))
+close_service(thing, changes)
 local left = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
 local next_ms = instances > 0 and VISIT_MS or math.min(history_ms, 60000)
 if left > 0 then
-  next_ms = word == 'swept' and 0 or 500
+  next_ms = (word == 'swept' or credit > 0) and 0 or 500
 elseif first[2] then
   next_ms = math.max(20, math.min(tonumber(first[2]) - thing.now, VISIT_MS))
 end
-reply[2], reply[3], reply[4] = math.floor(next_ms), instances, left
+reply[2], reply[3], reply[4] = math.floor(next_ms), instances, math.max(left, count_extended(thing, extended))
 return reply

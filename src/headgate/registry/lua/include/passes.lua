@@ -43,9 +43,8 @@ local function by_id(flat)
 end
 
 --- Make the record's own fields as others see them: under the override, with health.
-local function own_fields(record, state, override, deadline, now, kept)
+local function own_fields(record, state, override, ended, kept)
   local fields = cjson.decode(record)
-  local ended = deadline and tonumber(deadline) <= now
   if override.enabled ~= '-' then
     fields.enabled = override.enabled == '1'
   end
@@ -63,12 +62,14 @@ local function passing(lists, now, kept, healthy, filters, first)
   for i, list in ipairs(lists) do
     tables[i], chosen[i] = by_id(list), {}
   end
-  local deadlines, metrics, records, metadata, states, overrides = unpack(tables)
+  local deadlines, extended, metrics, records, metadata, states, overrides = unpack(tables)
   for id, words in pairs(states) do
     local state, deadline = read_state(words), deadlines[id]
-    local own = own_fields(records[id], state, read_override(overrides[id]), deadline, now, kept)
+    local alive = kept or tonumber(deadline or 0) > now
+    local ended = deadline and tonumber(extended[id] or deadline) <= now
+    local own = own_fields(records[id], state, read_override(overrides[id]), ended, alive)
     local parts = {own = own}
-    local pass = kept or state.ephemeral == '0' or tonumber(deadline or 0) > now
+    local pass = alive or state.ephemeral == '0'
     if healthy ~= '' then
       pass = pass and (own.healthy and own.enabled and not own.draining) == (healthy == '1')
     end

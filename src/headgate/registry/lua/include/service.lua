@@ -4,24 +4,21 @@
 --- A state is `registration ttl ephemeral reported checked lapsed nonce`, an override `enabled weight drain
 --- evicted_until` with - for what the operator leaves to the instance. The last heartbeat is the deadline less the ttl.
 --@include feed
-local AWAY_MS = 6000
-local LONG_AWAY_MS = 600000
-local LONGEST_WAIT_MS = 600000
+--@include grace
 local NO_OVERRIDE = '- - - 0'
 
-local function open_service(meta, context, lease_ms)
-  local saved = redis.call('HMGET', meta, 'ttl', 'visited', 'protection', 'protected_until', 'least')
-  local ttl = tonumber(saved[1] or lease_ms)
-  local thing = open_thing(meta, context, ttl)
-  -- The longest lease of those here says how long to wait for a sign of life, the shortest what is late.
-  thing.ttl, thing.least, thing.visited = ttl, tonumber(saved[5] or ttl), tonumber(saved[2] or 0)
-  thing.protection, thing.protected_until = saved[3] or 'auto', tonumber(saved[4] or 0)
-  -- The store was away, or lost its last writes: whoever lives has one lease to say so.
-  thing.away = thing.visited > 0 and thing.now - thing.visited > AWAY_MS
-  if thing.state == 'uncertain' then
-    thing.hold, thing.holding = math.max(thing.hold, thing.now + ttl), true
-  end
+local function open_service(meta, context)
+  local thing = open_thing(meta, context)
+  open_grace(thing)
+  local saved = redis.call('HMGET', meta, 'least', 'protection', 'protected_until')
+  thing.least = tonumber(saved[1] or 0)
+  thing.protection, thing.protected_until = saved[2] or 'auto', tonumber(saved[3] or 0)
   return thing
+end
+
+local function close_service(thing, changes)
+  close_grace(thing)
+  close_feed(thing, changes)
 end
 
 local function mass_late(thing, deadlines, from, share)
@@ -34,8 +31,7 @@ local function mass_late(thing, deadlines, from, share)
 end
 
 local function held(thing, deadlines, from, share)
-  return thing.holding or thing.protected_until > 0 or mass_late(thing, deadlines, from, share)
-    or (thing.away and thing.now - thing.visited < LONG_AWAY_MS)
+  return thing.protected_until > 0 or mass_late(thing, deadlines, from, share)
 end
 
 local function read_state(text)
@@ -67,7 +63,7 @@ local function view(service, id)
     ',"state":"', redis.call('HGET', service.states, id),
     '","override":"', redis.call('HGET', service.overrides, id) or NO_OVERRIDE,
     '","check":', redis.call('HGET', service.checks, id) or 'null',
-    ',"deadline":', redis.call('ZSCORE', service.deadlines, id) or '0', '}',
+    ',"deadline":', redis.call('ZSCORE', service.extended, id) or redis.call('ZSCORE', service.deadlines, id) or '0', '}',
   })
 end
 
@@ -81,6 +77,7 @@ local function bury(thing, service, history, id, reason, keep_ms)
     redis.call('HDEL', service[part], id)
   end
   redis.call('ZREM', service.deadlines, id)
+  redis.call('ZREM', service.extended, id)
   redis.call('ZREM', service.due, id)
   local words = redis.call('HGET', service.overrides, id)
   if words then
