@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import anyio.to_thread
@@ -18,13 +19,23 @@ import pytest
 from headgate.kit.problems import HeadgateError
 from headgate.relay.judge import SlidingLog
 from headgate.relay.lines import Lines
+from headgate.relay.model import Kind, Limit, Per
+from headgate.relay.upstreams import Upstreams
 from tests.store.relay_world import Counting, Node, nodes, window
 from tests.topology import FakeClock, FaultyProxy, Standalone, Topology, eventually
 from tests.topology.node import Node as Server
 
 Fresh = Callable[..., Topology]
 LIMIT, SECONDS, FAULTS = 4, 1.0, 10
-KINDS = ("step", "flush", "cut", "silence", "lost replies")
+KINDS = ("step", "flush", "flush and anew", "other limits", "cut", "silence", "lost replies")
+# Each of these keeps the upstream's own limit.
+LIMITS = (
+    (Limit(count=LIMIT, seconds=SECONDS),),
+    (Limit(count=LIMIT, seconds=SECONDS), Limit(kind=Kind.CONCURRENT, count=3)),
+    (Limit(count=LIMIT, seconds=1.5 * SECONDS),),
+    (Limit(kind=Kind.PACED, every_ms=round(1000 * SECONDS / LIMIT)),),
+    (Limit(count=LIMIT, seconds=SECONDS, per=Per.UPSTREAM),),
+)
 
 
 class Fault(NamedTuple):
@@ -45,7 +56,8 @@ def draw(chance: random.Random, kinds: Sequence[str]) -> Iterator[Fault]:
 
 @pytest.mark.topology("standalone")
 async def test_any_faults_in_any_order(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flushes, steps of the clock, lost replies, cut and silent links, lost hints and cancels, while requests go on."""
+    """Flushes, also with a policy written anew, other kinds of limits, steps of the clock, lost replies, cut and silent
+    links, lost hints, refusals and cancels, while requests of different costs go on."""
     clock = FakeClock()
     with Standalone(environment=clock.environment) as server:
         await survive(server.node, prefix, monkeypatch, clock)
@@ -61,6 +73,7 @@ async def survive(store: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, c
     seed = int(os.environ.get("HEADGATE_CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
     faults = list(draw(random.Random(seed), KINDS if clock is not None else KINDS[1:]))
     losses, patience = random.Random(f"{seed} hints"), random.Random(f"{seed} clients")
+    choices = random.Random(f"{seed} limits")
     heard = Lines.hear
 
     def lossy(self: Lines, words: str | None) -> None:
@@ -74,6 +87,7 @@ async def survive(store: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, c
         FaultyProxy(store.port) as right,
         nodes(left.url, prefix, 2) as some,
         nodes(right.url, prefix, 1) as others,
+        nodes(f"valkey://127.0.0.1:{store.port}", prefix, 1, new=False) as (admin,),
     ):
         relays = [*some, *others]
         await relays[0].upstreams.put("a", window(LIMIT, SECONDS))
@@ -86,15 +100,25 @@ async def survive(store: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, c
             while not stop.is_set():
                 try:
                     async with asyncio.timeout(patience.choice((0.3, 2.0, 20.0))):
-                        await relay.send("a", "u1", upstream)
-                    answered += 1
+                        units = patience.choice((1, 1, 1, 2, 3, LIMIT))
+                        await relay.send("a", "u1", upstream, units=units, refused=lambda: patience.random() < 0.03)
+                    answered += units
                 except (TimeoutError, HeadgateError):
                     await asyncio.sleep(0.01)
+
+        async def write(upstreams: Upstreams) -> None:
+            with suppress(HeadgateError):
+                await upstreams.put("a", window(LIMIT, SECONDS, limits=choices.choice(LIMITS)))
 
         async def strike(fault: Fault) -> None:
             match fault.kind:
                 case "flush":
                     store.command("FLUSHALL")
+                case "flush and anew":
+                    store.command("FLUSHALL")
+                    await write(Upstreams(admin.store))  # an operator, who remembers nothing
+                case "other limits":
+                    await write(admin.upstreams)
                 case "step" if clock is not None:
                     # The server's own clock, which the relays read as well: only then do they expect what they would.
                     await anyio.to_thread.run_sync(clock.step, store, fault.step)
@@ -116,6 +140,7 @@ async def survive(store: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, c
             right.heal()
             await asyncio.sleep(fault.calm)
         # Left alone, it goes on as if nothing had been.
+        await admin.upstreams.put("a", window(LIMIT, SECONDS))
         before = answered
         await eventually(lambda: answered >= before + 2 * LIMIT, 30)
         stop.set()

@@ -24,6 +24,7 @@ Fresh = Callable[..., Topology]
 async def relay_on(url: str, prefix: str, *, sending: bool) -> AsyncIterator[Relay]:
     """A relay in this process, with or without what sends jobs."""
     async with open_store(StoreSettings(url=url, prefix=prefix)) as store, Relay(store) as relay:
+        await relay.upstreams.note_new_store()
         runner = asyncio.ensure_future(relay.runner().run()) if sending else None
         try:
             yield relay

@@ -21,6 +21,7 @@ from headgate.relay.strict import Delays, StrictUpstream
 from headgate.sdk import Headgate
 from tests.faults.worker_process import WorkerProcess
 from tests.http.relays import RelayProcess
+from tests.processes import note_new_store
 from tests.store.relay_world import Patient, window
 from tests.topology import Topology, eventually
 
@@ -111,6 +112,19 @@ async def test_waiting_job_is_cancelled_and_never_sent(client: httpx2.AsyncClien
         assert upstream.count == 1
 
 
+async def test_a_job_waits_longer_than_a_request_may(client: httpx2.AsyncClient, name: str) -> None:
+    """Requests may wait for a second here; jobs are accepted to be sent whenever their turn comes, unless they say less."""
+    async with StrictUpstream(lambda: SlidingLog(1, 1.0, strict=True)).open() as upstream:
+        await put(client, name, upstream.url, 1, 1.0, deadlineSeconds=1)
+        locations = [await submit(client, name) for _ in range(4)]
+        hurried = await submit(client, name, **{"X-Deadline-Ms": "1000"})
+        views = await ended(client, [*locations, hurried])
+        assert [view["state"] for view in views] == ["done"] * 4 + ["failed"]
+        week = {"X-User-Id": "u1", "Prefer": "respond-async", "X-Deadline-Ms": str(8 * 86_400_000)}
+        refused = await client.post(f"/relay/{name}/x", headers=week)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+
+
 async def _waiting(client: httpx2.AsyncClient, name: str, count: int) -> bool:
     return bool((await client.get(f"/api/admin/upstreams/{name}/status")).json()["waiting"] == count)
 
@@ -186,6 +200,7 @@ async def test_stopping_process_ends_the_job_it_sends_and_gives_back_the_one_tha
         async def in_line(count: int) -> bool:
             return (await hg.relay.status(name)).waiting == count
 
+        await anyio.to_thread.run_sync(note_new_store, server.url, prefix)
         await hg.relay.put_upstream(name, window(1, 60.0, base_url=upstream.url, timeout_seconds=30))
         async with in_thread(stopping):
             sending = await hg.relay.submit("POST", name, "/x", user="u1", content=b"b", deadline=600)

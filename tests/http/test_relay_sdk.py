@@ -162,6 +162,29 @@ async def test_what_cannot_be_written_is_refused_before_it_is_kept_or_sent(hg: H
         assert upstream.count == 0
 
 
+@pytest.mark.parametrize("how", ["request", "submit"])
+async def test_a_path_cannot_leave_the_upstream(hg: Headgate, name: str, how: str) -> None:
+    """Over HTTP neither: the HTTP client would resolve the dots and ask the gateway itself."""
+    async with StrictUpstream().open() as upstream:
+        await hg.relay.put_upstream(name, policy(upstream.url))
+        for path in ("/../../api/admin/upstreams", "../x", "/a/./x", "/..;/x", "/%2e%2e/x", "/a/%252e%252e%253b/x"):
+            with pytest.raises(Malformed):
+                await getattr(hg.relay, how)("GET", name, path, user="u1")
+        assert upstream.count == 0
+
+
+async def test_a_call_that_could_not_connect_costs_no_permit(hg: Headgate, name: str) -> None:
+    class Unreachable(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            raise httpx2.ConnectTimeout("it takes too long", request=request)
+
+    await hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=1, seconds=60))
+    async with httpx2.AsyncClient(transport=hg.relay.transport(name, "u1", Unreachable())) as mine:
+        for _ in range(3):
+            with pytest.raises(httpx2.ConnectTimeout):
+                await mine.get("http://127.0.0.1:1/x")
+
+
 async def test_the_user_is_whom_the_caller_names_and_nobody_whom_a_header_names(hg: Headgate, name: str) -> None:
     async with StrictUpstream().open() as upstream:
         await hg.relay.put_upstream(name, policy(upstream.url))

@@ -25,7 +25,9 @@ from tests.topology import eventually
 @pytest.fixture
 async def relay(store: Store) -> AsyncIterator[StoreRelay]:
     """A client's relay, which its test may close earlier."""
-    made = StoreRelay(Feature(store))
+    feature = Feature(store)
+    await feature.upstreams.note_new_store()
+    made = StoreRelay(feature)
     yield made
     await made.close()
 

@@ -43,6 +43,7 @@ class Caller:
 @pytest.fixture
 async def relay(store: Store) -> AsyncIterator[Relay]:
     async with Relay(store) as made:
+        await made.upstreams.note_new_store()
         yield made
 
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
+import msgspec
 import pytest
-import structlog
 
+from headgate.kit.http import Message
 from headgate.kit.life import run_jobs
-from headgate.relay import runner as runner_module
-from headgate.relay.model import JobState, Order
+from headgate.kit.problems import StoreUnavailable
+from headgate.relay import jobs as jobs_module
+from headgate.relay.forward import Request
+from headgate.relay.incoming import Incoming
+from headgate.relay.jobs import Jobs
+from headgate.relay.model import JobState, JobView, Order, Upstream
+from headgate.relay.outgoing import Pool
+from headgate.relay.problems import UpstreamFailed
+from headgate.relay.proxy import Proxy
 from headgate.relay.relay import Relay, jobs
-from headgate.relay.runner import Runner
 from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings, open_store
-from tests.store.relay_world import PATIENT_MS, Patient, window
+from tests.store.relay_world import PATIENT_MS, Patient, running, window
 from tests.topology import FaultyProxy, Topology, eventually
 
 
@@ -26,6 +33,7 @@ async def relay_on(url: str, prefix: str, *, deadline_ms: int = PATIENT_MS) -> A
     """A relay with connections of its own."""
     settings = StoreSettings(url=url, prefix=prefix, deadline_ms=deadline_ms)
     async with open_store(settings) as store, Relay(store) as relay:
+        await relay.upstreams.note_new_store()
         yield relay
 
 
@@ -33,18 +41,6 @@ async def relay_on(url: str, prefix: str, *, deadline_ms: int = PATIENT_MS) -> A
 async def relay(server: Topology, prefix: str) -> AsyncIterator[Relay]:
     async with relay_on(server.url, prefix) as made:
         yield made
-
-
-@asynccontextmanager
-async def running(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
-    """Let a runner run beside the test."""
-    task = asyncio.create_task(runner.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def order(method: str = "POST", user: str = "u1", **headers: str) -> Order:
@@ -82,6 +78,53 @@ async def test_a_job_that_cannot_be_written_fails_and_harms_no_other(relay: Rela
             await until(relay, good, JobState.DONE)
         assert "UnicodeEncodeError" in ((await relay.jobs.get(bad)).reason or "")
         assert upstream.arrived == 1
+
+
+async def test_a_job_that_was_accepted_is_told_so_although_the_store_falls_silent_then(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took it for a refusal would submit it again, and it would be sent twice."""
+    await relay.upstreams.put("a", window(10, 0.5))
+    said: list[Message] = []
+
+    async def silent(self: Jobs, id: str) -> JobView:
+        raise StoreUnavailable
+
+    async def listen(message: Message) -> None:
+        said.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("there is no body")
+
+    proxy = Proxy(relay.upstreams, relay.forwarder, relay.jobs, RelaySettings())
+    request = Request("POST", b"/x", [(b"x-user-id", b"u1")], Incoming(receive, [], 65_536), "u1")
+    with monkeypatch.context() as patched:
+        patched.setattr(Jobs, "get", silent)
+        await proxy._accept(await relay.upstreams.get("a"), request, b"/x", b"", 60_000, listen)
+    assert said[0]["status"] == 202
+    view = msgspec.json.decode(said[1]["body"], type=JobView)
+    assert (await relay.jobs.get(view.id)).state is view.state is JobState.WAITING
+
+
+HOSTS = ["http://api..example/x", "http://.example/x", "https://.example/x", f"http://{'a' * 64}.example/"]
+
+
+@pytest.mark.parametrize("url", HOSTS)
+async def test_a_job_for_a_host_that_cannot_be_written_fails(
+    relay: Relay, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent, so it is not unknown. Such an upstream may be in the store from before they were refused."""
+    monkeypatch.setattr(Upstream, "check", lambda policy: None)
+    await relay.upstreams.put("a", window(10, 0.5, base_url=url))
+    async with running(relay.runner()):
+        id = await relay.jobs.submit("a", order())
+        await ended(relay, id)
+    view = await relay.jobs.get(id)
+    assert (view.state, view.response) == (JobState.FAILED, None)
+    assert "No connection" in (view.reason or "")
+    with pytest.raises(UpstreamFailed) as failed:
+        await Pool(window(10, 0.5, base_url=url), []).take(5.0)
+    assert failed.value.members["outcome"] == "unsent"
 
 
 @pytest.mark.topology("standalone")
@@ -131,7 +174,7 @@ async def test_a_job_that_another_relay_was_sending_is_unknown_although_we_know_
     assert await in_state(relay, id, JobState.UNKNOWN)
 
 
-async def test_a_look_that_fails_ends_no_job_that_is_being_sent(relay: Relay) -> None:
+async def test_a_look_that_fails_ends_no_job_that_is_being_sent(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     async with Patient().open() as upstream:
         await relay.upstreams.put("a", window(10, 0.5, base_url=upstream.url, timeout_seconds=30))
         async with running(relay.runner()) as runner:
@@ -139,9 +182,8 @@ async def test_a_look_that_fails_ends_no_job_that_is_being_sent(relay: Relay) ->
             await eventually(lambda: upstream.arrived == 1)
             await relay.upstreams.put("b", window(10, 0.5))
             thing = relay.upstreams.thing("b")
-            with structlog.testing.capture_logs() as lines:
-                await relay.store.write(thing, "HSET", thing.key("policy"), "document", "not a policy", again=True)
-                await eventually(lambda: [line for line in lines if line["event"] == "jobs could not be looked at"])
+            await relay.store.write(thing, "HSET", thing.key("policy"), "document", "not a policy", again=True)
+            await eventually(lambda: "jobs could not be looked at" in caplog.text)
             assert not runner.done()
             upstream.answer.set()
             await until(relay, id, JobState.DONE)
@@ -163,8 +205,7 @@ async def test_a_runner_that_was_started_again_hears_of_jobs(relay: Relay) -> No
 async def test_a_stopping_relay_ends_what_it_sends_and_gives_back_what_waits(
     server: Topology, prefix: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "DEAD_MS", 3000)
-    monkeypatch.setattr(runner_module, "RECLAIM_SECONDS", 0.5)
+    monkeypatch.setattr(jobs_module, "AGAIN_MS", 500)
     async with Patient().open() as upstream, relay_on(server.url, prefix) as stopping:
         await relay.upstreams.put("a", window(1, 1.0, base_url=upstream.url, timeout_seconds=30))
         quiet = asyncio.Event()
@@ -196,6 +237,7 @@ async def test_a_stopping_relay_waits_no_longer_than_it_may(server: Topology, pr
         open_store(StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)) as store,
         Relay(store, settings) as relay,
     ):
+        await relay.upstreams.note_new_store()
         await relay.upstreams.put("a", window(1, 1.0, base_url=upstream.url, timeout_seconds=30))
         runner = relay.runner()
         async with running(runner) as run:

@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from headgate.kit.conditional import expected_version
 from headgate.kit.http import Access, Answer, Call, ClientGone, Operation, Stopping, Wire
-from headgate.kit.ids import member_id
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
 from headgate.relay.jobs import upstream_of
 from headgate.relay.model import (
@@ -20,6 +19,7 @@ from headgate.relay.model import (
     UpstreamStatus,
     UpstreamView,
     upstream_name,
+    user_id,
 )
 from headgate.relay.permits import Permit
 from headgate.relay.problems import CostTooHigh, JobSending, JobUnknown, LineFull, UpstreamUnknown
@@ -114,17 +114,18 @@ class Routes:
 
     async def acquire_permit(self, call: Call) -> PermitAnswer:
         asked: PermitRequest = call.body
-        view = await self._relay.upstreams.get(upstream_name(asked.upstream))
-        user = member_id(asked.user, "user")
         loop = asyncio.get_running_loop()
-        wait = view.policy.deadline_seconds if asked.wait_seconds is None else asked.wait_seconds
+        arrived, wait = loop.time(), asked.wait_seconds
+        view = await self._relay.upstreams.get(
+            upstream_name(asked.upstream), deadline=None if wait is None else arrived + wait
+        )
+        user = user_id(asked.user, "user")
+        deadline = arrived + (view.policy.deadline_seconds if wait is None else wait)
         granted: list[Permit] = []
 
         async def ask() -> None:
             granted.append(
-                await self._relay.permits.acquire(
-                    view.name, view.policy, user, deadline=loop.time() + wait, units=asked.permits
-                )
+                await self._relay.permits.acquire(view.name, view.policy, user, deadline=deadline, units=asked.permits)
             )
 
         try:
@@ -150,7 +151,7 @@ class Routes:
     async def complete_permit(self, call: Call) -> None:
         told: Completion = call.body
         view = await self._relay.upstreams.get(upstream_name(told.upstream))
-        user = member_id(told.user, "user")
+        user = user_id(told.user, "user")
         await self._relay.permits.complete(
             view, user, call.path["permit"], told.outcome, age_ms=told.age_ms, pause_seconds=told.pause_seconds
         )

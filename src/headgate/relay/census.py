@@ -13,6 +13,7 @@ from headgate.store import Store, Thing
 PAGE: Final = 200
 SHOWN: Final = 20
 REST: Final = 9
+NOBODY: Final = ""
 
 
 class Census:
@@ -41,7 +42,8 @@ class Census:
     async def _count(self) -> UpstreamStatus:
         started = self._loop.time()
         seen: set[bytes] = set()
-        waiting = in_flight = cooling = held_ms = 0
+        waiting = in_flight = cooling = jobs = 0
+        held_ms = (await self._figures(NOBODY)).held_ms  # what holds everybody, also while there is nobody
         busiest: list[UserFigures] = []
         cursor, pages = b"0", 0
         while pages == 0 or cursor != b"0":
@@ -53,6 +55,7 @@ class Census:
             waiting += sum(one.waiting for one in page)
             in_flight += sum(one.in_flight for one in page)
             cooling += sum(one.cooling for one in page)
+            jobs += sum(one.jobs for one in page)
             held_ms = max(held_ms, *(one.held_ms for one in page), 0)
             busiest = heapq.nsmallest(SHOWN, [*busiest, *page], key=_busy_first)
             pages += 1
@@ -67,6 +70,7 @@ class Census:
             cooling=cooling,
             held_ms=held_ms,
             busiest=tuple(busiest),
+            jobs=jobs,
         )
 
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
 from headgate.kit.underway import Underway
-from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers
+from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers, with_trace
 from headgate.relay.model import Outcome, Upstream, UpstreamView
 from headgate.relay.outgoing import Connection, Pool, write_head
 from headgate.relay.permits import Permit, Permits
-from headgate.relay.problems import PermitExpired, UpstreamFailed
+from headgate.relay.problems import PermitExpired, UpstreamFailed, UpstreamTimeout
 from headgate.relay.response import Response
 from headgate.relay.settings import RelaySettings
 
 ANSWERED_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 65_536
-Before = Callable[[], Awaitable[None]]
+DRAIN_SECONDS: Final = 1.0
+HEAD_SECONDS: Final = 0.05  # for so long the head of a stream waits for the first bytes of its body
+Tell = Callable[[], Awaitable[None]]
 
 
 class Source(Protocol):
@@ -61,19 +65,28 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """The head of an answer, and its body as it comes."""
+    """The head of an answer, and its body as it comes.
 
-    __slots__ = ("_response", "chunks", "headers", "permit", "position", "waited")
+    `ahead` is what of the body was read already. `truncated` says that the body of a refusal broke off: it is left out.
+    """
+
+    __slots__ = ("_ahead", "_connection", "_response", "_seconds", "chunks", "headers", "permit", "position", "truncated",
+                 "waited")  # fmt: skip
 
     def __init__(
-        self, response: Response, chunks: AsyncIterator[bytes], permit: Permit, position: int, waited: float
-    ) -> None:
+        self, connection: Connection, response: Response, chunks: AsyncIterator[bytes], permit: Permit, *,
+        seconds: float, position: int, waited: float, ahead: bytes = b"", truncated: bool = False,
+    ) -> None:  # fmt: skip
+        self._connection = connection
         self._response = response
-        self.headers = response_headers(response.headers)
+        self._seconds = seconds
+        self._ahead = ahead
+        self.headers = response_headers(response.headers, body=not truncated)
         self.chunks = chunks
         self.permit = permit
         self.position = position
         self.waited = waited
+        self.truncated = truncated
 
     @property
     def status(self) -> int:
@@ -83,7 +96,22 @@ class Answer:
     @property
     def whole(self) -> bytes | None:
         """Give the whole body if it is here already; then `chunks` need not be read."""
-        return b"".join(self._response.chunks) if self._response.complete else None
+        if self.truncated:
+            return b""
+        return self._ahead + b"".join(self._response.chunks) if self._response.complete else None
+
+    async def begins(self) -> bool:
+        """Wait until some of the body is here, or its end; False if it is a stream that has nothing to say yet.
+
+        What goes wrong until then is raised while nothing of the answer has been passed on.
+        """
+        if self._ahead or self.truncated:
+            return True
+        if not self._response.sized:
+            return await self._connection.body_begins(HEAD_SECONDS)
+        if not await self._connection.body_begins(self._seconds):
+            raise UpstreamTimeout("The answer stopped after its head.", outcome="answered")
+        return True
 
 
 class Forwarder:
@@ -109,17 +137,21 @@ class Forwarder:
     @asynccontextmanager
     async def forward(
         self, view: UpstreamView, request: Request, *, deadline: float, place: int = 0, most: int | None = None,
-        before: Before | None = None,
+        before: Tell | None = None, refused: Tell | None = None,
     ) -> AsyncIterator[Answer]:  # fmt: skip
-        """Wait, send, and give the answer; inside the block its body is read."""
+        """Wait, send, and give the answer; inside the block its body is read.
+
+        `before` is called before each sending, `refused` when a sending was refused and the request waits again.
+        """
         with self._underway:
-            async with self._forward(view, request, deadline, place, most, before) as answer:
+            async with self._forward(view, request, deadline, place, most, before, refused) as answer:
                 yield answer
 
     @asynccontextmanager
     async def _forward(
-        self, view: UpstreamView, request: Request, deadline: float, place: int, most: int | None, before: Before | None
-    ) -> AsyncIterator[Answer]:
+        self, view: UpstreamView, request: Request, deadline: float, place: int, most: int | None,
+        before: Tell | None, refused: Tell | None,
+    ) -> AsyncIterator[Answer]:  # fmt: skip
         policy = view.policy
         position, waited, attempts = -1, 0.0, 0
         while True:
@@ -142,25 +174,32 @@ class Forwarder:
             try:
                 status = response.status
                 if status == 429:
-                    pause = await self._pause(policy, request, permit, response)
+                    pause = await self._pause(policy, request, permit, response, deadline)
                     again = policy.retry.refused and request.body.replayable and self._loop.time() + pause < deadline
                 else:
                     again = status in policy.retry.statuses and request.repeatable and request.body.replayable
                     again = again and attempts < policy.retry.attempts
                     attempts += again
                 if again:
-                    await _drain(connection)
+                    if status == 429 and refused is not None:
+                        await refused()
+                    await _short_body(connection)  # so that the connection can be used again
                     continue
                 if not policy.concurrent:
                     permit.settle(Outcome.ENDED, age_seconds=self._age(response))
-                yield Answer(response, self._body(policy, permit, connection, response), permit, position, waited)
+                ahead, truncated = await _short_body(connection) if status == 429 else (b"", False)
+                chunks = self._body(policy, permit, connection, response, ahead, truncated=truncated)
+                yield Answer(
+                    connection, response, chunks, permit, seconds=policy.timeout_seconds, position=position,
+                    waited=waited, ahead=ahead, truncated=truncated,
+                )  # fmt: skip
                 return
             finally:
                 permit.settle(Outcome.ENDED, age_seconds=self._age(response))
                 pool.give_back(connection)
 
     async def _ask(
-        self, name: str, policy: Upstream, request: Request, permit: Permit, before: Before | None
+        self, name: str, policy: Upstream, request: Request, permit: Permit, before: Tell | None
     ) -> tuple[Connection, Pool, Response]:
         """Send on a permit; whatever goes wrong, the permit is told."""
         try:
@@ -173,13 +212,15 @@ class Forwarder:
             raise
         length = request.body.length
         try:
-            headers = request_headers(request.headers, policy, self._secrets, length=length)
-            head = write_head(request.method, request.target, headers)
-            body = None if length is not None and length <= 0 else request.body.chunks()
-            started = self._loop.time()
-            response = await connection.ask(
-                request.method, head, body, length=length, begin=permit.sending, seconds=policy.timeout_seconds
-            )
+            with _span(name, policy, request) as span:
+                headers = request_headers(with_trace(request.headers), policy, self._secrets, length=length)
+                head = write_head(request.method, request.target, headers)
+                body = None if length is not None and length <= 0 else request.body.chunks()
+                started = self._loop.time()
+                response = await connection.ask(
+                    request.method, head, body, length=length, begin=permit.sending, seconds=policy.timeout_seconds
+                )
+                span.answer(response.status)
         except BaseException:
             if connection.first_byte is not None:
                 permit.settle(Outcome.ENDED, age_seconds=self._loop.time() - connection.first_byte)
@@ -195,19 +236,27 @@ class Forwarder:
         """Say how long ago an answer began."""
         return self._loop.time() - (response.first_byte or 0.0)
 
-    async def _pause(self, policy: Upstream, request: Request, permit: Permit, response: Response) -> float:
+    async def _pause(
+        self, policy: Upstream, request: Request, permit: Permit, response: Response, deadline: float
+    ) -> float:
         """Hear a 429: the store pauses this user as long as the upstream says, then lets one go first."""
         permit.meters.refusals.inc()
         window = policy.window_of(request.user)
         pause = pause_of(response.headers, window.seconds if window and window.seconds else 1.0)
         told = permit.settle(Outcome.REFUSED, pause_seconds=pause)
         if told is not None:
-            await asyncio.wait((told,))  # before we ask again
-        return pause
+            # Before we ask again, the store has heard of it; after the deadline we do not ask again.
+            await asyncio.wait((told,), timeout=max(0.0, deadline - self._loop.time()))
+        return max(pause, permit.paused_seconds)
 
     async def _body(
-        self, policy: Upstream, permit: Permit, connection: Connection, response: Response
-    ) -> AsyncIterator[bytes]:
+        self, policy: Upstream, permit: Permit, connection: Connection, response: Response, ahead: bytes, *,
+        truncated: bool,
+    ) -> AsyncIterator[bytes]:  # fmt: skip
+        if truncated:
+            return
+        if ahead:
+            yield ahead
         first_byte = response.first_byte or 0.0
         tell_at = first_byte + ANSWERED_SECONDS
         async for chunk in connection.chunks(policy.timeout_seconds):
@@ -226,15 +275,30 @@ class Forwarder:
         return pool
 
 
+def _span(upstream: str, policy: Upstream, request: Request) -> AbstractContextManager[traces.Span]:
+    """Record one sending, below the request or the job that it is for."""
+    if not traces.on():
+        return traces.span("send")
+    base = urlsplit(policy.base_url)
+    port = base.port or (443 if base.scheme == "https" else 80)
+    url = f"{base.scheme}://{base.netloc.rpartition('@')[2]}{request.target.decode('latin-1')}"
+    return traces.call_span(request.method, base.hostname or "", port, url, attributes={"headgate.upstream": upstream})
+
+
 def _may_repeat(request: Request, error: UpstreamFailed) -> bool:
     unsent = error.members.get("outcome") == "unsent"
     return request.body.replayable and (unsent or request.repeatable)
 
 
-async def _drain(connection: Connection) -> None:
-    """Read the rest of a short answer, so that the connection can be used again."""
-    read = 0
-    async for chunk in connection.chunks(1.0):
-        read += len(chunk)
-        if read > DRAIN_BYTES:
-            return
+async def _short_body(connection: Connection) -> tuple[bytes, bool]:
+    """Read a body that is short and comes at once, or the beginning of a long one; True if it was cut or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for chunk in connection.chunks(DRAIN_SECONDS):
+                body += chunk
+                if len(body) > DRAIN_BYTES:
+                    break
+    except (TimeoutError, UpstreamFailed, UpstreamTimeout):
+        return b"", True
+    return bytes(body), False

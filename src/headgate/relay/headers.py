@@ -13,9 +13,9 @@ from time import time
 from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from headgate.kit.ids import member_id
+from headgate.kit import traces
 from headgate.kit.problems import InvalidRequest, Malformed
-from headgate.relay.model import MOST_UNITS, Upstream
+from headgate.relay.model import MOST_UNITS, Upstream, user_id
 from headgate.relay.problems import UpstreamFailed, UserMissing
 
 Headers = list[tuple[bytes, bytes]]
@@ -28,13 +28,18 @@ CONNECTION_OPTIONS: Final = HOP_BY_HOP | {b"close", b"http2-settings"}
 OURS: Final = frozenset(
     {b"host", b"content-length", b"expect", b"forwarded", b"prefer", b"x-api-token", b"x-deadline-ms", b"x-permits"}
 )
+_TRACE: Final = frozenset((b"traceparent", b"tracestate"))
+CONTENT: Final = frozenset({b"accept-ranges", b"content-digest", b"content-encoding", b"content-length", b"content-md5",
+                            b"content-range", b"content-type", b"digest", b"etag", b"repr-digest"})  # fmt: skip
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 LONGEST_PAUSE: Final = 21_600.0
 _UNWRITABLE = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")
 _TARGET = re.compile(rb"[!-~]*")
-_DOTS = re.compile(rb"(?:^|[/\\])\.\.?(?:[/\\]|$)")
+# A segment of dots, and what some server takes for its end: `;` begins parameters, and the others end or trim a name.
+_DOTS = re.compile(rb"(?:^|[/\\])\.\.?(?:[/\\;?#\0- ]|\Z)")
+_DECODINGS: Final = 4
 _SECRET = re.compile(r"\{secret:([A-Za-z0-9_.-]+)\}")
 _RESET = re.compile(r";\s*t=(\d+)")
 
@@ -81,7 +86,10 @@ def user_of(headers: Headers, policy: Upstream) -> str:
     value = first(headers, policy.user_header.lower().encode())
     if not value:
         raise UserMissing(f"Say in {policy.user_header} whose request this is.", header=policy.user_header)
-    return member_id(value.decode("latin-1"), policy.user_header)
+    try:
+        return user_id(value.decode(), policy.user_header)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{policy.user_header} is not UTF-8.", field=policy.user_header) from None
 
 
 def whole_number(headers: Headers, name: bytes, default: int, most: int) -> int:
@@ -100,13 +108,22 @@ def units_of(headers: Headers) -> int:
     return whole_number(headers, b"x-permits", 1, MOST_UNITS)
 
 
+def refuse_dots(path: bytes) -> None:
+    """Refuse a path that some server could take for one above the upstream's base, however often it decodes it."""
+    plain = path
+    for _ in range(_DECODINGS):
+        plain = unquote_to_bytes(plain)
+    if unquote_to_bytes(plain) != plain:
+        raise Malformed("The path is percent-encoded too many times over.")
+    if _DOTS.search(plain) or path.startswith(b"//"):
+        raise Malformed("The path must not have empty first segments or dots for folders.")
+
+
 def target_of(policy: Upstream, path: bytes, query: bytes) -> bytes:
     """Write the request target below the upstream's base; nothing in the path can lead anywhere else."""
     if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(query) or b"#" in path + query or b"\\" in path:
         raise Malformed("The path has signs that must be percent-encoded.")
-    plain = unquote_to_bytes(unquote_to_bytes(path)) if b"%" in path else path
-    if _DOTS.search(plain) or path.startswith(b"//"):
-        raise Malformed("The path must not have empty first segments or dots for folders.")
+    refuse_dots(path)
     base = urlsplit(policy.base_url).path.rstrip("/").encode()
     return (base + path or b"/") + (b"?" + query if query else b"")
 
@@ -124,7 +141,7 @@ def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str],
         and not name.startswith(b"x-forwarded-")
         and (name != user or policy.forward_user)
     ]
-    own.setdefault(b"host", urlsplit(policy.base_url).netloc.encode())
+    own.setdefault(b"host", _host(urlsplit(policy.base_url).netloc))
     kept += own.items()
     if length is None:
         kept.append((b"transfer-encoding", b"chunked"))
@@ -133,9 +150,20 @@ def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str],
     return kept
 
 
-def response_headers(headers: Headers) -> Headers:
-    """Drop what belongs to the connection to the upstream."""
-    struck = set(HOP_BY_HOP)
+def with_trace(headers: Headers) -> Headers:
+    """Put the current span's trace context in place of the caller's; without a span, the caller's goes on as it is."""
+    own = [(name.encode(), value.encode("latin-1")) for name, value in traces.headers().items()]
+    return [*(header for header in headers if header[0] not in _TRACE), *own] if own else headers
+
+
+def trace_of(headers: Headers) -> dict[str, str]:
+    """Give the trace context that came with a request."""
+    return {name.decode(): value.decode("latin-1") for name, value in headers if name in _TRACE}
+
+
+def response_headers(headers: Headers, *, body: bool = True) -> Headers:
+    """Drop what belongs to the connection to the upstream, and without a body what describes it."""
+    struck = set(HOP_BY_HOP) if body else HOP_BY_HOP | CONTENT
     for name, value in headers:
         if name == b"connection":
             struck |= {option.strip().lower() for option in value.split(b",")}
@@ -165,6 +193,14 @@ def wants_job(headers: Headers) -> bool:
         for value in preferences
         for option in value.split(b",")
     )
+
+
+def _host(netloc: str) -> bytes:
+    """Write the Host header; a name beyond ASCII goes out in the form that it has in DNS."""
+    if netloc.isascii():
+        return netloc.encode()
+    name, colon, port = netloc.partition(":")
+    return name.encode("idna") + (colon + port).encode()
 
 
 def _filled(value: str, secrets: dict[str, str]) -> bytes:

@@ -1,7 +1,8 @@
 """Jobs: requests that are accepted now and answered later, kept in the store until they are.
 
-A job lives in its upstream's slot: its order and state in a hash, its turn in a stream with a consumer group. Its place
-in the user's line is fixed when it is accepted, so jobs and requests that wait share one line.
+A job lives in its upstream's slot: its order and state in a hash, the list of all in a stream. Its place in the user's
+line is fixed when it is accepted, so jobs and requests that wait share one line. Runners take the first few jobs of each
+user, and users in turn, so that nobody's backlog is in anybody else's way.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final, cast
 
 import msgspec
@@ -23,15 +24,19 @@ from headgate.store import Store, script
 from headgate.store.link import Reply
 
 JOB_PUT = script(__package__, "job_put")
+JOB_LOOK = script(__package__, "job_look")
+JOB_NEXT = script(__package__, "job_next")
 JOB_TAKE = script(__package__, "job_take")
 JOB_SEND = script(__package__, "job_send")
+JOB_REFUSED = script(__package__, "job_refused")
 JOB_GIVE_BACK = script(__package__, "job_give_back")
 JOB_END = script(__package__, "job_end")
+JOB_OVERDUE = script(__package__, "job_overdue")
 JOB_SWEEP = script(__package__, "job_sweep")
 
-GROUP: Final = "relays"
 FINISHED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED})
 LISTED: Final = 200
+AGAIN_MS: Final = 5_000  # until a user's jobs are looked at again although nothing is known to have changed
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order = msgspec.msgpack.Decoder(Order).decode
@@ -62,8 +67,8 @@ class Jobs:
         view = await self._upstreams.get(upstream)
         id = id or f"{new_ulid()}.{upstream}"
         await self._store.run(
-            JOB_PUT, self._upstreams.thing(upstream), id, _encode(order), view.policy.max_waiting,
-            self._settings.most_jobs, GROUP, user=order.user,
+            JOB_PUT, self._upstreams.thing(upstream), id, _encode(order), order.user, order.units, order.wait_ms,
+            view.policy.max_waiting, self._settings.most_jobs, user=order.user,
         )  # fmt: skip
         return id
 
@@ -85,9 +90,9 @@ class Jobs:
             response=_decode_response(response) if response else None,
         )
         if view.state is JobState.WAITING and order is not None:
-            user = _decode_order(order).user
-            _, position, wait = await self._upstreams.figures(upstream, user, int(place or 0))
-            eta = datetime.now(UTC) + timedelta(milliseconds=wait)
+            what = _decode_order(order)
+            _, position, wait = await self._upstreams.figures(upstream, what.user, int(place or 0), what.units)
+            eta = datetime.fromtimestamp(self._store.now(thing) + wait / 1000, UTC)
             view = msgspec.structs.replace(view, position=position, eta=f"{eta:%Y-%m-%dT%H:%M:%SZ}")
         return view
 
@@ -109,19 +114,39 @@ class Jobs:
 
     async def cancel(self, id: str) -> JobState:
         """Cancel a job that waits; one that has ended stays as it is."""
-        reply = await self.end(id, "", JobState.CANCELLED, "cancelled by its owner", None)
+        reply = await self._end_waiting(id, JobState.CANCELLED, "cancelled by its owner")
         if not reply:
             raise JobUnknown(f"There is no job {id}.")
         return JobState(reply)
 
-    async def end(self, id: str, holder: str, state: JobState, reason: str, response: Response | None) -> str:
+    async def end(
+        self, id: str, user: str, holder: str, state: JobState, reason: str, response: Response | None = None
+    ) -> str:
         """Write how a job ended."""
         reply = await self._store.run(
-            JOB_END, self._upstreams.thing(upstream_of(id)), id, holder, state, reason,
+            JOB_END, self._upstreams.thing(upstream_of(id)), id, user, holder, state, reason,
             msgspec.json.encode(response) if response is not None else b"",
-            self._settings.job_keep_seconds * 1000, GROUP,
+            self._settings.job_keep_seconds * 1000, user=user,
         )  # fmt: skip
         return cast("bytes", reply).decode()
+
+    async def _end_waiting(self, id: str, state: JobState, reason: str) -> str:
+        """End a job that nobody is sending; raises JobSending."""
+        thing = self._upstreams.thing(upstream_of(id))
+        order = cast("bytes | None", await self._store.read(thing, "HGET", thing.key("orders"), f"{id}:order"))
+        user = _decode_order(order).user if order is not None else ""  # without an order it has ended
+        return await self.end(id, user, "", state, reason)
+
+    async def due(self, upstream: str, holder: str, most: int) -> Sequence[str]:
+        """Say that a runner is alive, and name users whose jobs should be looked at."""
+        reply = await self._store.run(JOB_LOOK, self._upstreams.thing(upstream), holder, most)
+        return [user.decode() for user in cast("list[bytes]", reply)]
+
+    async def next(self, upstream: str, user: str, holder: str, most: int) -> Sequence[str]:
+        """Become the holder of at most so many more of a user's next jobs; name all of them that are ours."""
+        thing = self._upstreams.thing(upstream)
+        reply = await self._store.run(JOB_NEXT, thing, user, holder, most, AGAIN_MS, user=user)
+        return [id.decode() for id in cast("list[bytes]", reply)]
 
     async def take(self, id: str, holder: str) -> Taken | None:
         """Become the holder of a job; None if it has ended."""
@@ -138,9 +163,13 @@ class Jobs:
         thing = self._upstreams.thing(upstream_of(id))
         return cast("int", await self._store.run(JOB_SEND, thing, id, holder, attempt))
 
-    async def give_back(self, id: str, entry: str) -> None:
-        """Leave a job that was read by this entry, and is not being sent, to whoever reads next."""
-        await self._store.run(JOB_GIVE_BACK, self._upstreams.thing(upstream_of(id)), id, entry, GROUP)
+    async def mark_refused(self, id: str, holder: str, attempt: str) -> None:
+        """Write that the upstream refused a job, which therefore waits again."""
+        await self._store.run(JOB_REFUSED, self._upstreams.thing(upstream_of(id)), id, holder, attempt)
+
+    async def give_back(self, id: str, user: str, holder: str) -> None:
+        """Leave a job of ours that is not being sent to whoever looks next."""
+        await self._store.run(JOB_GIVE_BACK, self._upstreams.thing(upstream_of(id)), id, user, holder, user=user)
 
     async def abandon(self, upstream: str) -> None:
         """End what waits for an upstream that was taken out of service; nobody would ever send it."""
@@ -148,11 +177,15 @@ class Jobs:
         entries = await self._store.read(thing, "XRANGE", thing.key("jobs"), "-", "+", "COUNT", LISTED)
         for _, id in entries_of(entries):
             with suppress(JobSending):
-                await self.end(id, "", JobState.FAILED, "its upstream was taken out of service", None)
+                await self._end_waiting(id, JobState.FAILED, "its upstream was taken out of service")
 
     async def sweep(self, upstream: str) -> None:
-        """Forget old results."""
-        await self._store.run(JOB_SWEEP, self._upstreams.thing(upstream), LISTED)
+        """Forget old results, and end jobs whose turn did not come before their deadline."""
+        thing = self._upstreams.thing(upstream)
+        await self._store.run(JOB_SWEEP, thing, LISTED)
+        for id in cast("list[bytes]", await self._store.run(JOB_OVERDUE, thing, LISTED)):
+            with suppress(JobSending):
+                await self._end_waiting(id.decode(), JobState.FAILED, "its turn did not come before its deadline")
 
 
 def upstream_of(id: str) -> str:

@@ -2,7 +2,8 @@
 
 A waiter sleeps until a time that is known, or until a hint says it. Of all waiters of one line in this process only the
 first keeps a timer for the case that a hint was lost or that whoever would have caused it is dead; so waiting costs no
-store calls, however long the line is.
+store calls, however long the line is. A time that is known holds for one policy: when that changes, whoever has one asks
+again, as the hint that would correct it may be lost.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Final
 
 SLACK_SECONDS: Final = 1.0
 EARLY_SECONDS: Final = 0.001
+APART_SECONDS: Final = 0.0005  # between the questions of many waiters who have the same reason to ask
 
 
 class Waiter:
     """One request in line."""
 
-    __slots__ = ("_called", "_due", "_line", "_loop", "_sleeper", "_timer", "fallback", "id", "place")
+    __slots__ = ("_called", "_due", "_line", "_loop", "_outdated", "_sleeper", "_timer", "fallback", "id", "place")
 
     def __init__(self, id: str, line: Line) -> None:
         self.id = id
@@ -31,16 +33,30 @@ class Waiter:
         self._sleeper: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._called: float | None = None
+        self._outdated: float | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Tell whether it has a time to ask, or may be about to be told one."""
+        return self._timer is not None or self._sleeper is None
 
     def asks(self) -> None:
         """Forget earlier hints: what comes from now on is newer than the answer."""
         self._due = False
         self._called = None
+        self._outdated = None
+        self._disarm()
 
     def call(self, at: float) -> None:
         """Take a hint: ask at this time."""
         self._called = at
         self._arm(at)
+
+    def ask_again(self, at: float) -> None:
+        """Ask at this time, whatever the answer to a question that is on its way says: it may be outdated."""
+        self.call(at)
+        if self._sleeper is None:
+            self._outdated = at
 
     async def turn(self, place: int, seconds: float, *, exact: bool, deadline: float) -> None:
         """Sleep until it is time to ask again, at the latest at the deadline."""
@@ -48,7 +64,9 @@ class Waiter:
         self.place = place
         self.fallback = now + seconds + SLACK_SECONDS
         self._line.sort()
-        if exact:
+        if self._outdated is not None:
+            self._arm(self._outdated)
+        elif exact:
             self._arm(now + seconds)
         elif self._called is not None:
             self._arm(self._called)
@@ -122,6 +140,7 @@ class Lines:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
         self._waiters: dict[str, Waiter] = {}
+        self._version = b""  # of the policy by which times are told
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -150,15 +169,39 @@ class Lines:
             waiter = self._waiters.get(id)
             if waiter is not None:
                 waiter.call(self._loop.time() + int(ms) / 1000)
-        elif kind in ("", "policy"):
-            self.ask_all()
+        elif kind == "policy":
+            self._version = rest.encode()
+            self.ask_anew()
+        elif not kind:
+            self.ask_firsts()
 
-    def ask_all(self) -> None:
+    def learn(self, version: bytes) -> None:
+        """Hear which version of the policy is in force; if that is news, the hint of it was lost."""
+        known, self._version = self._version, version
+        if known not in (b"", version):
+            self.ask_anew()
+
+    def ask_firsts(self) -> None:
         """Let the first of each line ask now, not all in the same instant."""
+        for first, at in self._firsts():
+            first.call(at)
+
+    def ask_anew(self) -> None:
+        """Let the first of each line ask, then everybody else with a known time: another policy may make it sooner."""
+        at = self._loop.time()
+        for first, at in self._firsts():
+            first.ask_again(at)
+        for line in self._lines.values():
+            for waiter in line.waiters.values():
+                if waiter.timed and waiter is not line.first:
+                    at += APART_SECONDS
+                    waiter.ask_again(at)
+
+    def _firsts(self) -> Iterator[tuple[Waiter, float]]:
         now = self._loop.time()
         for number, line in enumerate(self._lines.values()):
             if line.first is not None:
-                line.first.call(now + min(1.0, number * 0.0005))
+                yield line.first, now + min(1.0, number * APART_SECONDS)
 
     def call_all(self) -> None:
         """Let everybody ask now."""
@@ -170,4 +213,4 @@ class Lines:
         """Let everybody ask, a few at a time: while we were silent, their places may have been given up."""
         now = self._loop.time()
         for number, waiter in enumerate(self._waiters.values()):
-            waiter.call(now + number * 0.0005)
+            waiter.call(now + number * APART_SECONDS)

@@ -6,43 +6,39 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import Counter, Gauge
-
-from headgate.kit.metrics import counter, gauge, histogram
+from headgate.kit.named_metrics import Count, Level, Names
 
 TELL_SECONDS: Final = 0.2
 
-WAITING = gauge("headgate_relay_waiting", "requests that wait for a permit", ("upstream",))
-IN_FLIGHT = gauge("headgate_relay_in_flight", "requests sent and not answered yet", ("upstream",))
-COOLING = gauge(
-    "headgate_relay_cooling", "permits that cool after their answer, over all users", ("upstream",), across="latest"
+UPSTREAMS: Final = Names("upstream")
+WAITING = UPSTREAMS.gauge("headgate_relay_waiting", "requests that wait for a permit")
+IN_FLIGHT = UPSTREAMS.gauge("headgate_relay_in_flight", "requests sent and not answered yet")
+COOLING = UPSTREAMS.gauge(
+    "headgate_relay_cooling", "permits that cool after their answer, over all users", across="latest"
 )
-SENDS = counter("headgate_relay_sends_total", "requests sent to an upstream", ("upstream",))
-REFUSALS = counter("headgate_relay_refusals_total", "answers 429 from an upstream", ("upstream",))
-ANSWERS = counter("headgate_relay_answers_total", "how requests ended", ("upstream", "outcome"))
-WAIT_SECONDS = histogram(
+SENDS = UPSTREAMS.counter("headgate_relay_sends_total", "requests sent to an upstream")
+REFUSALS = UPSTREAMS.counter("headgate_relay_refusals_total", "answers 429 from an upstream")
+ANSWERS = UPSTREAMS.counter("headgate_relay_answers_total", "how requests ended", ("outcome",))
+WAIT_SECONDS = UPSTREAMS.histogram(
     "headgate_relay_wait_seconds",
     "time from a request's arrival to its permit",
-    ("upstream",),
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600),
 )
-UPSTREAM_SECONDS = histogram(
-    "headgate_relay_upstream_seconds", "time from sending to the first byte of the answer", ("upstream",)
+UPSTREAM_SECONDS = UPSTREAMS.histogram(
+    "headgate_relay_upstream_seconds", "time from sending to the first byte of the answer"
 )
-LARGEST_WINDOW = gauge(
+LARGEST_WINDOW = UPSTREAMS.gauge(
     "headgate_relay_largest_window",
     "most permits of one user seen in use at once: no window of arrivals can be larger",
-    ("upstream",),
     across="max",
 )
-UTILISATION = gauge(
-    "headgate_relay_utilisation", "share of a user's permits that were in use at the last grant", ("upstream",),
-    across="max",
-)  # fmt: skip
-HOLDS = counter("headgate_relay_holds_total", "times that history may have been lost and a window was waited out", ("upstream",))  # fmt: skip
-LATE_PERMITS = counter("headgate_relay_late_permits_total", "permits given back because it was too late to send", ("upstream",))  # fmt: skip
-JOBS = counter("headgate_relay_jobs_total", "jobs that ended, by state", ("upstream", "state"))
-STORE_CALLS = counter("headgate_relay_store_calls_total", "script calls made for permits", ("upstream", "script"))
+UTILISATION = UPSTREAMS.gauge(
+    "headgate_relay_utilisation", "share of a user's permits that were in use at the last grant", across="max"
+)
+HOLDS = UPSTREAMS.counter("headgate_relay_holds_total", "times that history may have been lost and a window was waited out")  # fmt: skip
+LATE_PERMITS = UPSTREAMS.counter("headgate_relay_late_permits_total", "permits given back because it was too late to send")  # fmt: skip
+JOBS = UPSTREAMS.counter("headgate_relay_jobs_total", "jobs that ended, by state", ("state",))
+STORE_CALLS = UPSTREAMS.counter("headgate_relay_store_calls_total", "script calls made for permits", ("script",))
 
 
 class Later:
@@ -50,7 +46,7 @@ class Later:
 
     __slots__ = ("_metric", "_soon", "_sum")
 
-    def __init__(self, metric: Counter | Gauge, soon: Callable[[], None]) -> None:
+    def __init__(self, metric: Count | Level, soon: Callable[[], None]) -> None:
         self._metric = metric
         self._soon = soon
         self._sum = 0
@@ -117,7 +113,7 @@ class Meters:
         for one in self._later:
             one.tell()
 
-    def _make(self, metric: Counter | Gauge) -> Later:
+    def _make(self, metric: Count | Level) -> Later:
         made = Later(metric, self._soon)
         self._later.append(made)
         return made

@@ -13,24 +13,36 @@ import msgspec
 from msgspec import Meta
 
 from headgate.kit.http import Wire
-from headgate.kit.ids import member_id, thing_name
+from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
 
 RESERVED: Final = frozenset({"jobs", "permits"})
 NAMESPACE: Final = "default"
 SEND_MS: Final = 2000
+MOST_TIMEOUT_SECONDS: Final = 3600
+MOST_DELIVERY_SECONDS: Final = 600
+LONGEST_LEASE_MS: Final = SEND_MS + (MOST_TIMEOUT_SECONDS + MOST_DELIVERY_SECONDS) * 1000
 MOST_UNITS: Final = 1000
+LONGEST_USER: Final = 256
+LONGEST_HOST: Final = 253
 
 FRAMING: Final = frozenset(
     {"connection", "content-length", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
      "upgrade"}
 )  # fmt: skip
 
+# Headers that cannot name a user: secrets, which would be stored as the user's id, and what the relay reads or writes itself.
+NO_USER: Final = FRAMING | {
+    "authorization", "cookie", "forwarded", "host", "prefer", "proxy-authenticate", "proxy-authorization", "set-cookie",
+    "x-api-token", "x-deadline-ms", "x-permits",
+}  # fmt: skip
+
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(ge=0.001, le=86_400)]
 
 
 _VALUE = re.compile(r"[\t -~\xa0-\xff]*")
+_PATH = re.compile(r"[!-~]*")
 
 
 class Per(StrEnum):
@@ -122,9 +134,9 @@ class Upstream(Wire, frozen=True):
     counter: Counter = Counter.LOG
     plans: dict[str, tuple[Limit, ...]] = {}
     user_plans: dict[str, str] = {}
-    timeout_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    timeout_seconds: Annotated[float, Meta(gt=0, le=MOST_TIMEOUT_SECONDS)] = 30.0
     deadline_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 300.0
-    delivery_seconds: Annotated[float, Meta(ge=0, le=600)] = 5.0
+    delivery_seconds: Annotated[float, Meta(ge=0, le=MOST_DELIVERY_SECONDS)] = 5.0
     connect_seconds: Annotated[float, Meta(gt=0, le=60)] = 5.0
     max_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     max_connections: Annotated[int, Meta(ge=1, le=10_000)] = 256
@@ -134,15 +146,7 @@ class Upstream(Wire, frozen=True):
 
     def check(self) -> None:
         """Refuse what cannot work; the messages name the field."""
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl")
-        if parts.username or parts.query or parts.fragment or any(sign <= " " for sign in self.base_url):
-            raise InvalidRequest("baseUrl must have no user, query or fragment.", field="baseUrl")
-        try:
-            _ = parts.port
-        except ValueError as error:
-            raise InvalidRequest("baseUrl has a port that is none.", field="baseUrl") from error
+        _check_url(self.base_url)
         if not self.limits:
             raise InvalidRequest("limits must have at least one limit.", field="limits")
         for number, limit in enumerate(self.limits):
@@ -154,10 +158,12 @@ class Upstream(Wire, frozen=True):
                 if limit.per is Per.UPSTREAM:
                     raise InvalidRequest("A plan has limits per user only.", field=f"plans.{plan}[{number}]")
         for user, plan in self.user_plans.items():
-            member_id(user, "userPlans")
+            user_id(user, "userPlans")
             if plan not in self.plans:
                 raise InvalidRequest(f"userPlans names the plan {plan}, which plans does not have.", field="userPlans")
-        for name, value in {self.user_header: "", **self.headers}.items():
+        if not _is_token(self.user_header) or self.user_header.lower() in NO_USER:
+            raise InvalidRequest(f"{self.user_header[:80]!r} is no header that can name a user.", field="userHeader")
+        for name, value in self.headers.items():
             if not _is_token(name) or not _VALUE.fullmatch(value):
                 raise InvalidRequest(f"{name!r} is not a header.", field="headers")
             if name.lower() in FRAMING:
@@ -208,6 +214,48 @@ def upstream_name(value: str) -> str:
     if value in RESERVED:
         raise InvalidRequest(f"The name {value} is reserved.", field="upstream")
     return value
+
+
+def user_id(value: str, field: str = "user") -> str:
+    """Check a user's id: whatever the callers' system calls its users, such as an e-mail address or `tenant/7`."""
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:  # half of a character
+        size = 0
+    if not 1 <= size <= LONGEST_USER or not value.isprintable() or " " in value:
+        raise InvalidRequest(
+            f"{field} must have 1 to {LONGEST_USER} bytes of UTF-8, without spaces and invisible characters.",
+            field=field,
+        )
+    return value
+
+
+def _check_url(base_url: str) -> None:
+    """Refuse an address that no request could be sent to; the messages tell what is wrong with it."""
+    try:
+        parts = urlsplit(base_url)
+        host = parts.hostname
+    except ValueError as error:  # such as brackets around what is no IPv6 address
+        raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl")
+    if "@" in parts.netloc or parts.query or parts.fragment or any(sign <= " " for sign in base_url):
+        raise InvalidRequest("baseUrl must have no user, query or fragment.", field="baseUrl")
+    if not _PATH.fullmatch(parts.path):
+        raise InvalidRequest("baseUrl has a path with signs that must be percent-encoded.", field="baseUrl")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidRequest("baseUrl has a port that is none.", field="baseUrl") from error
+    try:
+        size = len(host.removesuffix(".").encode("idna"))
+    except UnicodeError:
+        size = 0
+    if not 1 <= size <= LONGEST_HOST:
+        raise InvalidRequest(
+            f"baseUrl has a host that is none: its labels have 1 to 63 characters, and all of it {LONGEST_HOST} at most.",
+            field="baseUrl",
+        )
 
 
 def _is_token(name: str) -> bool:
@@ -280,7 +328,7 @@ class UpstreamView(Wire, frozen=True):
 
 
 class UserFigures(Wire, frozen=True):
-    """How it stands with one user."""
+    """How it stands with one user; `waiting` are requests in line, `jobs` those that wait, in line or not yet."""
 
     user: str
     waiting: int
@@ -288,6 +336,7 @@ class UserFigures(Wire, frozen=True):
     cooling: int
     room: int
     held_ms: int
+    jobs: int = 0
 
 
 class UpstreamStatus(Wire, frozen=True):
@@ -300,3 +349,4 @@ class UpstreamStatus(Wire, frozen=True):
     cooling: int
     held_ms: int
     busiest: tuple[UserFigures, ...]
+    jobs: int = 0

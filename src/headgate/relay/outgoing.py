@@ -63,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._closed = False
         self._sent = True
         self._held_back = False
+        self._unparsed = b""
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self.idle_since = 0.0
@@ -108,9 +109,8 @@ class Connection(asyncio.Protocol):
         assert response is not None
         while True:
             while response.chunks:
-                chunk = response.chunks.popleft()
-                response.buffered -= len(chunk)
-                if self._held_back and response.buffered < BUFFER // 2:
+                chunk = response.take()
+                if self._held_back:
                     self._read_on()
                 yield chunk
             if response.complete:
@@ -119,6 +119,18 @@ class Connection(asyncio.Protocol):
                 raise self._failed(self._error)
             if not await self._wait(self._loop.time() + seconds):
                 raise UpstreamTimeout("The answer stopped half-way.", outcome="answered")
+
+    async def body_begins(self, seconds: float) -> bool:
+        """Wait until some of the body is here, or its end; False if neither came for so long."""
+        response = self._response
+        assert response is not None
+        limit = self._loop.time() + seconds
+        while not response.chunks and not response.complete:
+            if self._error is not None or self._closed:
+                raise self._failed(self._error)
+            if not await self._wait(limit):
+                return False
+        return True
 
     @property
     def first_byte(self) -> float | None:
@@ -175,8 +187,37 @@ class Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         self._held_back = False
-        if self._transport is not None and not self._transport.is_closing():
+        if self._unparsed:
+            self._loop.call_soon(self._parse_on)
+        elif self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse as much as one turn of the loop may cost; the rest is kept, and nothing more is read meanwhile."""
+        response, transport = self._response, cast("asyncio.Transport", self._transport)
+        if response is None:
+            self.close()  # words that nobody asked for
+            return
+        try:
+            self._unparsed = data[response.feed(data, self._loop.time()) :]
+        except BadAnswer as error:
+            self._error = error
+            self.close()
+        if not self._closed and (self._unparsed or response.buffered > BUFFER):
+            self._held_back = response.buffered > BUFFER
+            transport.pause_reading()
+            if not self._held_back:
+                self._loop.call_soon(self._parse_on)
+        self._wake()
+
+    def _parse_on(self) -> None:
+        if self._closed or self._held_back:
+            return
+        data, self._unparsed = self._unparsed, b""
+        if data:
+            self._parse(data)
+        if not self._unparsed and not self._held_back:
+            self._read_on()
 
     async def _wait(self, limit: float) -> bool:
         """Sleep until anything happened; False if nothing did until then."""
@@ -206,26 +247,23 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        response = self._response
-        if response is None:
-            self.close()  # words that nobody asked for
-            return
-        try:
-            response.feed(data, self._loop.time())
-        except BadAnswer as error:
-            self._error = error
-            self.close()
-        if response.buffered > BUFFER and not self._held_back and not self._closed:
-            self._held_back = True
-            cast("asyncio.Transport", self._transport).pause_reading()
-        self._wake()
+        if self._unparsed:
+            self._unparsed += data
+        else:
+            self._parse(data)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        response = self._response
+        try:
+            while response is not None and self._unparsed and not self._closed:
+                self._unparsed = self._unparsed[response.feed(self._unparsed, self._loop.time()) :]
+        except BadAnswer as bad:
+            self._error = bad
         self._closed = True
-        if self._response is None or not self._response.end():
+        if response is None or not response.end():
             self._error = self._error or error
         self.resume_writing()
         self._wake()
@@ -306,7 +344,7 @@ class Pool:
                 )  # fmt: skip
         except TimeoutError as error:
             raise UpstreamTimeout(f"No connection within {seconds:g} s.", outcome="unsent") from error
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a host that cannot be encoded, or that TLS does not take
             raise UpstreamFailed(f"No connection: {error}.", outcome="unsent") from error
         return connection
 

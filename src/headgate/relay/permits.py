@@ -12,13 +12,12 @@ import itertools
 import re
 import secrets
 from collections.abc import Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-import structlog
-
-from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.logs import get_logger
+from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
 from headgate.kit.underway import Underway
 from headgate.relay import metrics
 from headgate.relay.lines import Waiter
@@ -31,6 +30,7 @@ from headgate.store import Script, Store, Thing, script
 from headgate.store.link import Arg, Reply
 
 ACQUIRE = script(__package__, "acquire")
+ACQUIRE_AGAIN = script(__package__, "acquire_again")
 COMPLETE = script(__package__, "complete")
 CANCEL = script(__package__, "cancel")
 REPORT = script(__package__, "report")
@@ -42,15 +42,15 @@ SILENT_SECONDS: Final = 3.0  # a second less than the store takes us for dead af
 STORE_PAUSE: Final = 0.25
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
 
-log = structlog.get_logger()
+log = get_logger()
 _PERMIT = re.compile(r"r[0-9a-f]{12}\.[0-9]{1,15}\.[0-9]{1,4}")
 
 
 class Permit:
     """A permit in hand; told what became of its request exactly once."""
 
-    __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "meters", "name", "place", "policy", "position", "room",
-                 "send_by", "user", "waited")  # fmt: skip
+    __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "meters", "name", "paused_seconds", "place", "policy",
+                 "position", "room", "send_by", "user", "waited")  # fmt: skip
 
     def __init__(
         self, permits: Permits, name: str, policy: Upstream, user: str, waiter: Waiter, *,
@@ -68,6 +68,7 @@ class Permit:
         self.position = position
         self.waited = waited
         self.room = room
+        self.paused_seconds = 0.0
         self.lease_at = asked + left_ms / 1000
         self.send_by = asked + (left_ms - policy.lease_ms + SEND_MS) / 1000
 
@@ -119,7 +120,6 @@ class Permits:
         self._closing = False
         self._beat: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._listening = ExitStack()
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,8 +142,8 @@ class Permits:
         await self.settled(limit - self._loop.time())
         if self._beat is not None:
             self._beat.cancel()
-        self._listening.close()
         for site in self._sites.values():
+            site.listening.close()
             site.meters.tell()
 
     def thing(self, name: str) -> Thing:
@@ -205,7 +205,11 @@ class Permits:
     async def _ask(
         self, site: Site[Permit], policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
     ) -> list[Reply]:
-        """Ask once; while the store is away, wait and ask again until the deadline."""
+        """Ask once; while the store is away, wait and ask again until the deadline.
+
+        A store that is out of memory goes on with those who have a place, and refuses the others at once.
+        """
+        what = ACQUIRE
         while True:
             self._refuse_when_closing()
             now = self._loop.time()
@@ -213,7 +217,7 @@ class Permits:
             limit = min(deadline, now + 2.0)
             try:
                 reply = await self._run(
-                    ACQUIRE, site, user, user, waiter.id, waiter.place, max(0, int((deadline - now) * 1000)), most,
+                    what, site, user, user, waiter.id, waiter.place, max(0, int((deadline - now) * 1000)), most,
                     policy.lease_ms, deadline=limit,
                 )  # fmt: skip
                 return cast("list[Reply]", reply)
@@ -221,6 +225,10 @@ class Permits:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
             except Closed:
                 raise
+            except StoreFull:
+                if not waiter.place or what is ACQUIRE_AGAIN:
+                    raise
+                what = ACQUIRE_AGAIN
             except StoreUnavailable:
                 if self._loop.time() + STORE_PAUSE >= deadline:
                     raise
@@ -240,10 +248,13 @@ class Permits:
         """Tell the store how a permit was used in another process."""
         if not _PERMIT.fullmatch(permit):
             raise InvalidRequest("This is not the id of a permit.", field="permit")
-        policy = view.policy
+        policy, site = view.policy, self._site(view.name)
         late_ms, pause_ms = round(policy.delivery_seconds * 1000), round(pause_seconds * 1000)
+        if outcome is not Outcome.UNSENT:
+            site.note_answer(self._loop.time() - age_ms / 1000 + (late_ms / 1000 if outcome is Outcome.LOST else 0.0))
         await self._run(
-            COMPLETE, self._site(view.name), user, user, permit, outcome, age_ms, late_ms, pause_ms, policy.lease_ms
+            COMPLETE, site, user, user, permit, outcome, age_ms, late_ms, pause_ms, policy.lease_ms,
+            _jitter(),
         )  # fmt: skip
 
     def sends(self, permit: Permit) -> None:
@@ -263,6 +274,8 @@ class Permits:
             site.streaming.pop(permit.id, None)
         permit.meters.answer(outcome)
         answered = self._loop.time() - age_seconds
+        if outcome is not Outcome.UNSENT:
+            site.note_answer(answered + (permit.policy.delivery_seconds if outcome is Outcome.LOST else 0.0))
         return self._start(self._settle(site, permit, outcome, answered, pause_seconds))
 
     async def settled(self, seconds: float) -> None:
@@ -274,7 +287,7 @@ class Permits:
         self, site: Site[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
     ) -> None:
         policy = permit.policy
-        late_ms = round(policy.delivery_seconds * 1000)
+        late_ms, jitter = round(policy.delivery_seconds * 1000), _jitter()
         # After the lease the store takes the request for answered then; a word after that changes nothing.
         while self._loop.time() < permit.lease_at or outcome is Outcome.ANSWERED:
             # The loop's clock may count whole milliseconds: the answer is never taken for older than it is.
@@ -283,9 +296,10 @@ class Permits:
                 reply = cast(
                     "list[Reply]",
                     await self._run(COMPLETE, site, permit.user, permit.user, permit.id, outcome, age_ms, late_ms,
-                                    round(pause_seconds * 1000), policy.lease_ms),
+                                    round(pause_seconds * 1000), policy.lease_ms, jitter),
                 )  # fmt: skip
                 site.learn(reply[0], reply[1])
+                permit.paused_seconds = _int(reply[2]) / 1000
                 return
             except Closed:
                 raise
@@ -326,7 +340,7 @@ class Permits:
         if site is None:
             site = self._sites[name] = Site(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)
-            self._listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
+            site.listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
         return site
 
     # Signs of life
@@ -338,19 +352,33 @@ class Permits:
                 async with asyncio.timeout(BEAT_SECONDS):
                     await self._hurry.wait()
             self._hurry.clear()
-            busy = [site for site in self._sites.values() if site.busy()]
+            busy = [site for site in self._sites.values() if site.busy() or site.unheard]
+            for name in [
+                name for name, site in self._sites.items() if site not in busy and not self._upstreams.knows(name)
+            ]:
+                self._sites.pop(name).listening.close()
             await asyncio.gather(*(self._beat_once(site) for site in busy))
 
     async def _beat_once(self, site: Site[Permit]) -> None:
         beaten = self._loop.time()
         try:
-            reply = cast("list[Reply]", await self._store.run(BEAT, site.thing, self.process))
+            told, site.unheard = site.unheard, False
+            process = self.process if site.busy() else ""
+            try:
+                reply = cast(
+                    "list[Reply]",
+                    await self._store.run(BEAT, site.thing, process, site.told_epoch, site.answered_ms()),
+                )
+            except HeadgateError:
+                site.unheard = told
+                raise
             if not reply[0]:
                 await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
                 self._hurry.set()  # and says then what we have in hand
                 return
             self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])
+            site.told_epoch = cast("bytes", reply[0])
             # The store heard us at some moment between then and now: it may have been silent until just now.
             silent, site.heard = self._loop.time() - site.heard > SILENT_SECONDS, beaten
             if silent:
@@ -373,11 +401,15 @@ class Permits:
         for permit in (*site.held.values(), *site.streaming.values()):
             users.setdefault(permit.user, []).append(permit)
         await asyncio.gather(*(self._report_user(site, user, permits) for user, permits in users.items()))
-        site.lines.ask_all()
+        site.lines.show_places()
 
     async def _report_user(self, site: Site[Permit], user: str, permits: list[Permit]) -> None:
         ids = [permit.id for permit in permits]
         await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
+
+
+def _jitter() -> float:
+    return secrets.randbelow(1000) / 1000
 
 
 def _int(reply: Reply) -> int:

@@ -7,16 +7,16 @@ finishes what it has.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from math import ceil
 from typing import Final
 from urllib.parse import unquote
 
 import msgspec
-import structlog
 
-from headgate.kit import traces
-from headgate.kit.http import Call, Receive, Scope, Send, Stopping
-from headgate.kit.problems import HeadgateError, NotFound, TooLarge
+from headgate.kit.http import Call, Receive, Scope, Send
+from headgate.kit.logs import get_logger
+from headgate.kit.problems import HeadgateError, NotFound, StoreUnavailable, TooLarge
 from headgate.relay.forward import Answer, Forwarder, Request
 from headgate.relay.headers import (
     Headers,
@@ -27,17 +27,19 @@ from headgate.relay.headers import (
     user_of,
     wants_job,
     whole_number,
+    with_trace,
 )
 from headgate.relay.incoming import Attendance, Incoming
 from headgate.relay.jobs import Jobs
-from headgate.relay.model import Order, Upstream, UpstreamView, upstream_name
+from headgate.relay.model import JobState, JobView, Order, Upstream, UpstreamView, upstream_name
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
 
 PREFIX: Final = b"/relay/"
 LONGEST_DEADLINE_MS: Final = 86_400_000
+TOLD: Final = frozenset({b"x-queue-position", b"x-queue-wait"})  # an upstream that is a relay itself tells them too
 
-log = structlog.get_logger()
+log = get_logger()
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,18 +56,17 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay one request."""
         call: Call = scope["headgate"]
-        if call.stop.raised:
-            raise Stopping(retry_after=1)
         headers: Headers = scope["headers"]
+        arrived = self._loop.time()
         name, path = _split(scope)
-        view = await self._upstreams.get(name)
         refuse_ambiguous(headers)
+        job, asked_ms = wants_job(headers), self._asked_ms(headers)
+        limit = arrived + asked_ms / 1000 if asked_ms and not job else None
+        view = await self._upstreams.get(name, deadline=limit)
         user = user_of(headers, view.policy)
         target = target_of(view.policy, path, scope["query_string"])
         units = units_of(headers)
-        wait_ms = whole_number(
-            headers, b"x-deadline-ms", round(view.policy.deadline_seconds * 1000), LONGEST_DEADLINE_MS
-        )  # fmt: skip
+        wait_ms = asked_ms or (self._settings.job_ms if job else round(view.policy.deadline_seconds * 1000))
         body = Incoming(receive, headers, self._settings.buffer_bytes)
         headers = [*_named(headers, call), (b"x-request-id", call.request_id.encode())]
         request = Request(scope["method"], target, headers, body, user, units)
@@ -73,7 +74,11 @@ class Proxy:
         # With the last word the client need not stay: it is not cancelled for leaving then.
         send = attendance.until_last(send)
         try:
-            await self._serve(view, request, path, scope["query_string"], wait_ms, send, attendance)
+            if job:
+                work = self._accept(view, request, path, scope["query_string"], wait_ms, send)
+            else:
+                work = self._relay(view, request, arrived + wait_ms / 1000, send)
+            await _attended(work, attendance)
         except HeadgateError as error:
             if not attendance.begun:
                 raise
@@ -82,30 +87,24 @@ class Proxy:
         finally:
             await attendance.end()
 
-    async def _serve(
-        self, view: UpstreamView, request: Request, path: bytes, query: bytes, wait_ms: int, send: Send,
-        attendance: Attendance,
-    ) -> None:  # fmt: skip
-        try:
-            if wants_job(request.headers):
-                await self._accept(view, request, path, query, wait_ms, send)
-            else:
-                await self._relay(view, request, wait_ms, send)
-        except asyncio.CancelledError:
-            attendance.explain()
-            raise
+    def _asked_ms(self, headers: Headers) -> int:
+        """Read how long it may wait; 0 if it does not say: then a request as long as its upstream says, a job for days."""
+        most = self._settings.job_ms if wants_job(headers) else LONGEST_DEADLINE_MS
+        return whole_number(headers, b"x-deadline-ms", 0, most)
 
-    async def _relay(self, view: UpstreamView, request: Request, wait_ms: int, send: Send) -> None:
-        deadline = self._loop.time() + wait_ms / 1000
-        with traces.span("relay", upstream=view.name):
-            async with self._forwarder.forward(view, request, deadline=deadline) as answer:
-                headers = [*answer.headers, *_told(view, request.user, answer)]
-                await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-                whole = answer.whole
-                if whole is None:
-                    async for chunk in answer.chunks:
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": whole or b""})
+    async def _relay(self, view: UpstreamView, request: Request, deadline: float, send: Send) -> None:
+        async with self._forwarder.forward(view, request, deadline=deadline) as answer:
+            headers = [header for header in answer.headers if header[0] not in TOLD]
+            headers += _told(view, request.user, answer)
+            begins = await answer.begins()
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            whole = answer.whole
+            if whole is None:
+                if not begins:
+                    await send({"type": "http.response.body", "body": b"", "more_body": True})
+                async for chunk in answer.chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": whole or b""})
 
     async def _accept(
         self, view: UpstreamView, request: Request, path: bytes, query: bytes, wait_ms: int, send: Send
@@ -128,7 +127,10 @@ class Proxy:
             wait_ms=wait_ms,
         )
         id = await self._jobs.submit(view.name, order)
-        job = await self._jobs.get(id)
+        try:
+            job = await self._jobs.get(id)
+        except StoreUnavailable:  # it is accepted all the same; who took this for a refusal would submit it again
+            job = JobView(id=id, state=JobState.WAITING, upstream=view.name)
         content = _encode(job)
         headers = [
             (b"location", f"/relay/jobs/{id}".encode()),
@@ -138,6 +140,15 @@ class Proxy:
         ]
         await send({"type": "http.response.start", "status": 202, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+
+async def _attended(work: Awaitable[None], attendance: Attendance) -> None:
+    """Await work that the attendance may cancel, and raise its reason then."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        attendance.explain()
+        raise
 
 
 def _split(scope: Scope) -> tuple[str, bytes]:
@@ -151,10 +162,7 @@ def _split(scope: Scope) -> tuple[str, bytes]:
 
 def _named(headers: Headers, call: Call) -> Headers:
     """Leave out what we write ourselves: the id of the request, and the trace that it belongs to."""
-    parent = traces.traceparent()
-    struck = (b"x-request-id", b"traceparent") if parent else (b"x-request-id",)
-    kept = [(name, value) for name, value in headers if name not in struck]
-    return [*kept, (b"traceparent", parent.encode())] if parent else kept
+    return [(name, value) for name, value in with_trace(headers) if name != b"x-request-id"]
 
 
 def _plain(view: UpstreamView) -> Upstream:

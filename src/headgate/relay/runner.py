@@ -1,4 +1,4 @@
-"""Sends jobs: takes them from the stream, waits in line for each, and never sends one twice that must not be.
+"""Sends jobs: takes the next few of each user, waits in line for each, and never sends one twice that must not be.
 
 Before its first byte leaves, a job is marked as being sent. One whose sender died after that is sent again only if that
 does no harm; otherwise its honest end is `unknown`. One that has outlived several senders is parked.
@@ -12,33 +12,31 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Final, NamedTuple, cast
+from http import HTTPStatus
+from typing import Final, NamedTuple
 
-import structlog
-
+from headgate.kit import traces
 from headgate.kit.ids import new_ulid
-from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.kit.logs import get_logger
+from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.forward import Forwarder, Request
-from headgate.relay.headers import target_of
+from headgate.relay.forward import Answer, Forwarder, Request
+from headgate.relay.headers import target_of, trace_of
 from headgate.relay.incoming import Kept
-from headgate.relay.jobs import GROUP, Jobs, entries_of, response_of
+from headgate.relay.jobs import Jobs, response_of
 from headgate.relay.model import JobState, Order, Response, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import JobSending, JobTaken, LineFull, UpstreamFailed, UpstreamTimeout
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
 from headgate.store import ServerError, Store
-from headgate.store.link import Reply
 
 LOOK_SECONDS: Final = 1.0
-RECLAIM_SECONDS: Final = 5.0
-DEAD_MS: Final = 5_000
 SETTLE_SECONDS: Final = 1.0
 PARK_AFTER: Final = 3
 PAGE: Final = 100
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class End(NamedTuple):
@@ -52,11 +50,11 @@ class End(NamedTuple):
 class Held:
     """A job in our hands; `attempt` is what it is marked with before it is sent, however often the store must hear it."""
 
-    __slots__ = ("attempt", "entry", "id", "marked", "task", "upstream")
+    __slots__ = ("attempt", "id", "marked", "task", "upstream", "user")
 
-    def __init__(self, upstream: str, entry: str, id: str) -> None:
+    def __init__(self, upstream: str, user: str, id: str) -> None:
         self.upstream = upstream
-        self.entry = entry
+        self.user = user
         self.id = id
         self.attempt = new_ulid()
         self.marked = False
@@ -81,7 +79,6 @@ class Runner:
         self._held: dict[str, Held] = {}
         self._listening = ExitStack()
         self._heard: set[str] = set()
-        self._reclaim_at = 0.0
         self._finishing = False
 
     def finish(self) -> None:
@@ -110,9 +107,6 @@ class Runner:
                 await self._drain()
 
     async def _round(self, group: asyncio.TaskGroup) -> None:
-        reclaim = self._loop.time() >= self._reclaim_at
-        if reclaim:
-            self._reclaim_at = self._loop.time() + RECLAIM_SECONDS
         for view in await self._upstreams.list():
             if view.name not in self._heard:
                 self._heard.add(view.name)
@@ -121,11 +115,24 @@ class Runner:
                 )
             if self._finishing:
                 return
-            for entry, id in [*(await self._orphans(view.name) if reclaim else ()), *await self._fresh(view.name)]:
+            await self._take(view.name, group)
+
+    async def _take(self, upstream: str, group: asyncio.TaskGroup) -> None:
+        """Take the next jobs of one upstream, of its users in turn."""
+        holder = self._permits.process
+        room = self._settings.held_jobs - sum(held.upstream == upstream for held in self._held.values())
+        users = await self._jobs.due(upstream, holder, min(PAGE, max(0, room)))
+        for user in users:
+            if self._finishing or room <= 0:
+                return
+            for id in await self._jobs.next(upstream, user, holder, room):
                 if id not in self._held:
-                    held = self._held[id] = Held(view.name, entry, id)
+                    held = self._held[id] = Held(upstream, user, id)
                     held.task = group.create_task(self._keep(held))
                     held.task.add_done_callback(partial(self._let_go, id))
+                    room -= 1
+        if len(users) == PAGE:
+            self._look.set()
 
     def _let_go(self, id: str, task: asyncio.Task[None]) -> None:
         self._held.pop(id, None)
@@ -140,69 +147,6 @@ class Runner:
             if held is not None and held.task is not None and state == JobState.CANCELLED:
                 held.task.cancel()
 
-    async def _fresh(self, upstream: str) -> list[tuple[str, str]]:
-        """Read jobs that nobody has read yet, each with its entry."""
-        room = 0 if self._finishing else min(PAGE, self._settings.held_jobs - len(self._held))
-        thing = self._upstreams.thing(upstream)
-        if not await self._store.read(thing, "EXISTS", thing.key("jobs")):
-            return []
-        # Without room for more, one of ours is read again: a reader that asks for nothing is taken for dead.
-        count, after = (room, ">") if room > 0 else (1, "0")
-        read = ("GROUP", GROUP, self._permits.process, "COUNT", count, "STREAMS", thing.key("jobs"), after)
-        try:
-            reply = await self._store.write(thing, "XREADGROUP", *read)
-        except OutcomeUnknown:
-            self._reclaim_at = 0.0  # they may be ours already: found again among those that are read and not held
-            return []
-        except HeadgateError as error:
-            if not _no_group(error):
-                raise
-            await self._store.write(
-                thing, "XGROUP", "CREATE", thing.key("jobs"), GROUP, "0", "MKSTREAM", again=True
-            )  # fmt: skip
-            return []
-        streams = cast("list[list[Reply]]", reply or [])
-        found = [pair for stream in streams for pair in entries_of(stream[1])]
-        if len(found) == room:
-            self._look.set()
-        return found
-
-    async def _orphans(self, upstream: str) -> list[tuple[str, str]]:
-        """Find jobs whose reader is dead, or that are ours and were lost on the way to us; claim them."""
-        thing = self._upstreams.thing(upstream)
-        if not await self._store.read(thing, "EXISTS", thing.key("jobs")):
-            return []
-        try:
-            reply = await self._store.read(thing, "XINFO", "CONSUMERS", thing.key("jobs"), GROUP)
-        except HeadgateError as error:
-            if _no_group(error):
-                return []
-            raise
-        found: list[tuple[str, str]] = []
-        for consumer in cast("list[list[Reply]]", reply):
-            facts = dict(zip(cast("list[bytes]", consumer[::2]), consumer[1::2], strict=True))
-            name, pending = cast("bytes", facts[b"name"]), cast("int", facts[b"pending"])
-            ours = name.decode() == self._permits.process
-            if not ours and cast("int", facts[b"idle"]) < DEAD_MS:
-                continue
-            if not pending:
-                if not ours:
-                    await self._store.write(
-                        thing, "XGROUP", "DELCONSUMER", thing.key("jobs"), GROUP, name, again=True
-                    )  # fmt: skip
-                continue
-            page = cast(
-                "list[list[Reply]]",
-                await self._store.read(thing, "XPENDING", thing.key("jobs"), GROUP, "-", "+", PAGE, name),
-            )
-            entries = [cast("bytes", row[0]) for row in page]
-            if entries:
-                claimed = await self._store.write(
-                    thing, "XCLAIM", thing.key("jobs"), GROUP, self._permits.process, 0, *entries, again=True
-                )
-                found += entries_of(claimed)
-        return found
-
     async def _drain(self) -> None:
         """Give back what is not being sent, and let the rest end within the time that a stopping relay has."""
         limit = self._loop.time() + self._settings.drain_seconds
@@ -213,7 +157,7 @@ class Runner:
             await asyncio.wait(_tasks(self._held.values()), timeout=min(LOOK_SECONDS, left))
             for upstream in {held.upstream for held in self._held.values()}:
                 try:
-                    await self._fresh(upstream)  # only to be seen: others would take what we are sending
+                    await self._jobs.due(upstream, self._permits.process, 0)  # others would take what we are sending
                 except Closed:
                     raise
                 except HeadgateError as error:
@@ -223,7 +167,7 @@ class Runner:
 
     async def _give_back(self, held: Held) -> None:
         try:
-            await self._jobs.give_back(held.id, held.entry)
+            await self._jobs.give_back(held.id, held.user, self._permits.process)
         except Closed:
             raise
         except (HeadgateError, ServerError) as error:  # others find it when they miss us
@@ -277,18 +221,23 @@ class Runner:
             held.marked = True
             await self._jobs.mark_sending(id, holder, held.attempt)
 
+        async def unmark() -> None:
+            await self._jobs.mark_refused(id, holder, held.attempt)
+            held.marked = False
+
         deadline = self._loop.time() + max(0, taken.order.wait_ms - taken.age_ms) / 1000
+        # The trace of whoever submitted it goes on.
+        job = traces.span(
+            "relay job", kind=traces.SpanKind.CONSUMER, caller=trace_of(request.headers), upstream=held.upstream
+        )
+        forwarding = self._forwarder.forward(
+            view, request, deadline=deadline, place=taken.place, most=1_000_000, before=mark, refused=unmark
+        )
         try:
-            async with self._forwarder.forward(
-                view, request, deadline=deadline, place=taken.place, most=1_000_000, before=mark
-            ) as answer:
-                body, truncated = b"", False
-                async for chunk in answer.chunks:
-                    body += chunk
-                    if len(body) > self._settings.job_bytes:
-                        body, truncated = body[: self._settings.job_bytes], True
-                        break
-                return End(JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated))
+            with job:
+                async with forwarding as answer:
+                    body, truncated = await _read(answer, self._settings.job_bytes)
+                    return End(JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated))
         except (DeadlineExceeded, LineFull) as error:
             return End(JobState.FAILED, error.detail)
         except (UpstreamFailed, UpstreamTimeout) as error:
@@ -299,7 +248,7 @@ class Runner:
         metrics.JOBS.labels(held.upstream, end.state).inc()
         while True:
             try:
-                await self._jobs.end(held.id, self._permits.process, end.state, end.reason, end.response)
+                await self._jobs.end(held.id, held.user, self._permits.process, end.state, end.reason, end.response)
                 return
             except Closed:
                 raise
@@ -307,6 +256,23 @@ class Runner:
                 await asyncio.sleep(0.25)
             except (JobTaken, JobSending):
                 return
+
+
+async def _read(answer: Answer, most: int) -> tuple[bytes, bool]:
+    """Read a body; True if a part of it is missing: it is too large, or it belongs to a refusal and broke off."""
+    if answer.truncated:
+        return b"", True
+    body = b""
+    try:
+        async for chunk in answer.chunks:
+            body += chunk
+            if len(body) > most:
+                return body[:most], True
+    except (UpstreamFailed, UpstreamTimeout):
+        if answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+            raise
+        return body, True
+    return body, False
 
 
 def _tasks(jobs: Iterable[Held]) -> list[asyncio.Task[None]]:
@@ -319,10 +285,6 @@ async def _cancelled(jobs: Sequence[Held]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-
-
-def _no_group(error: HeadgateError) -> bool:
-    return "NOGROUP" in error.detail or "no such key" in error.detail
 
 
 def _request(policy: Upstream, order: Order) -> Request:

@@ -27,10 +27,18 @@ class RelaySettings(Settings, section="relay"):
     job_bytes: Annotated[int, Meta(ge=0), Doc("the largest body of a job, and of a job's answer")] = 1_048_576
     job_keep_seconds: Annotated[int, Meta(ge=1), Doc("how long the result of a job is kept")] = 3600
     most_jobs: Annotated[int, Meta(ge=1), Doc("how many jobs of one upstream may wait")] = 100_000
-    held_jobs: Annotated[int, Meta(ge=1), Doc("how many waiting jobs one process holds")] = 2_000
+    job_days: Annotated[
+        float, Meta(gt=0, le=365), Doc("for how many days a job may wait to be sent, unless it says less itself")
+    ] = 7.0
+    held_jobs: Annotated[int, Meta(ge=1), Doc("how many jobs of one upstream a process holds at once")] = 2_000
     drain_seconds: Annotated[
         float, Meta(ge=0), Doc("how long a stopping relay finishes requests that wait or are in flight")
     ] = 30.0
+
+    @property
+    def job_ms(self) -> int:
+        """Give the longest time that a job may wait, in milliseconds."""
+        return round(self.job_days * 86_400_000)
 
     def secrets_by_name(self) -> dict[str, str]:
         """Read the secrets; raises SettingInvalid without repeating them."""

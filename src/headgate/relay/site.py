@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final, Generic, TypeVar, cast
 
 from headgate.relay.lines import Lines
@@ -18,23 +19,26 @@ P = TypeVar("P")
 class Site(Generic[P]):
     """What this process has at one upstream."""
 
-    __slots__ = ("_hurry", "epoch", "heard", "held", "largest", "lines", "meters", "name", "streaming", "thing",
-                 "unreported", "utilisation", "version")  # fmt: skip
+    __slots__ = ("_hurry", "answered_at", "epoch", "heard", "held", "largest", "lines", "listening", "meters", "name",
+                 "streaming", "thing", "told_epoch", "unheard", "unreported", "utilisation")  # fmt: skip
 
     def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
         self._hurry = hurry
         self.name = name
         self.thing = thing
         self.lines = Lines()
+        self.listening = ExitStack()
         self.meters = Meters(name)
         self.held: dict[str, P] = {}
         self.streaming: dict[str, P] = {}
         self.heard = asyncio.get_running_loop().time()
+        self.answered_at: float | None = None
         self.epoch = b""
-        self.version = b""
+        self.told_epoch = b""  # under which the store heard of our answers
         self.largest = 0
         self.utilisation = -1.0
         self.unreported = False
+        self.unheard = False
 
     def busy(self) -> bool:
         """Tell whether the store must hear that we live; while nobody is here to be missed, we count as heard."""
@@ -48,9 +52,19 @@ class Site(Generic[P]):
         if self.epoch not in (b"", epoch):
             self.unreported = True
             self._hurry.set()
-        if self.version not in (b"", version):
-            self.lines.ask_all()  # the hint may have been lost
-        self.epoch, self.version = cast("bytes", epoch), cast("bytes", version)
+        self.lines.learn(cast("bytes", version))
+        self.epoch = cast("bytes", epoch)
+        self.told_epoch = self.told_epoch or self.epoch
+
+    def note_answer(self, at: float) -> None:
+        """Remember when the last answer came: until it is cool, a store that forgot it must hold."""
+        self.answered_at = max(at, self.answered_at or at)
+
+    def answered_ms(self) -> int | str:
+        """Say how long ago the last answer came, in ms; nothing if there was none."""
+        if self.answered_at is None:
+            return ""
+        return max(0, int((asyncio.get_running_loop().time() - self.answered_at) * 1000) - 1)
 
     def hear(self, on_policy: Callable[[str], None]) -> Callable[[str | None], None]:
         """Make the listener for this upstream's hints."""
@@ -58,6 +72,10 @@ class Site(Generic[P]):
         def listener(words: str | None) -> None:
             if words is None or words.startswith("policy"):
                 on_policy(self.name)
+                self.unheard = (
+                    True  # it may have been made anew: what we know of it must be told before its first grant
+                )
+                self._hurry.set()
             self.lines.hear(words)
 
         return listener

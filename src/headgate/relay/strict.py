@@ -18,6 +18,7 @@ from headgate.relay.judge import Limiter, SlidingLog, largest_window
 
 CHUNK: Final = 65_536
 NOBODY: Final = "nobody"
+MOST_USERS: Final = 10_000
 
 
 class Delays:
@@ -39,13 +40,19 @@ class StrictUpstream:
     """Counts each request when it has travelled; a limiter per user decides."""
 
     def __init__(
-        self, limiter: Callable[[], Limiter] = lambda: SlidingLog(10, 60.0), delays: Delays | None = None
+        self,
+        limiter: Callable[[], Limiter] = lambda: SlidingLog(10, 60.0),
+        delays: Delays | None = None,
+        *,
+        recording: bool = True,
     ) -> None:
+        """Without `recording` it only decides, for a bounded number of users: it may then run for ever."""
         self.delays = delays or Delays()
         self.arrivals: dict[str, list[float]] = {}
         self.bodies: list[bytes] = []
         self.refused = 0
         self.port = 0
+        self._recording = recording
         self._limiter = limiter
         self._limiters: dict[str, Limiter] = {}
         self._loop = asyncio.get_running_loop()
@@ -102,7 +109,7 @@ class StrictUpstream:
             elif isinstance(event, h11.Request):
                 request = event
             elif isinstance(event, h11.Data):
-                body += bytes(event.data)
+                body += bytes(event.data) if self._recording else b""
             elif isinstance(event, h11.EndOfMessage):
                 break
             else:
@@ -123,13 +130,15 @@ class StrictUpstream:
 
     def _arrive(self, user: str, body: bytes) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
         now = self._loop.time()
-        moments = self.arrivals.setdefault(user, [])
-        moments.append(now)
-        self.bodies.append(body)
+        if self._recording:
+            self.arrivals.setdefault(user, []).append(now)
+            self.bodies.append(body)
         if user not in self._limiters:
+            if len(self._limiters) >= MOST_USERS and not self._recording:
+                del self._limiters[next(iter(self._limiters))]
             self._limiters[user] = self._limiter()
         if self._limiters[user].arrive(now):
-            return 200, [], {"user": user, "arrival": len(moments)}
+            return 200, [], {"user": user}
         self.refused += 1
         wait = self._limiters[user].wait(now)
         return 429, [("Retry-After", str(int(wait) + 1))], {"error": "too many requests", "user": user}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
-import structlog
-
+from headgate.kit.logs import get_logger
 from headgate.relay import metrics
 from headgate.relay.jobs import Jobs
 from headgate.relay.problems import UpstreamUnknown
-from headgate.relay.upstreams import Upstreams
+from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Store, Thing, script
 
 REAP = script(__package__, "reap")
@@ -25,7 +24,7 @@ CROWD: Final = 1000
 VISIT_MS: Final = 900  # less than a step apart, so that no step finds it not quite due
 LEASE_MS: Final = 60_000
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Sweep:
@@ -67,7 +66,7 @@ class Sweep:
             metrics.COOLING.labels(name).set(status.cooling)
             return False
         await self._jobs.abandon(name)
-        return await self._store.run(FORGET, thing) == 1
+        return await self._store.run(FORGET, thing, GONE_MS) == 1
 
     async def _bury_silent(self, thing: Thing, lease_ms: int) -> None:
         """Take all waiters of processes that have fallen silent out of their lines."""

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Final, cast
 
 import msgspec
-import structlog
 
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, OutcomeUnknown, StoreUnavailable
 from headgate.relay.census import Census
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
@@ -18,13 +18,18 @@ from headgate.store import Index, Store, Thing, script
 from headgate.store.link import Reply
 
 POLICY_PUT = script(__package__, "policy_put")
+POLICY_FREE = script(__package__, "policy_free")
 POLICY_REMOVE = script(__package__, "policy_remove")
 FIGURES = script(__package__, "figures")
+STORE_AGE = script(__package__, "store_age")
 
 FRESH_SECONDS: Final = 1.0
 BEAT_SPARE: Final = 0.5
+LEAST_SECONDS: Final = 0.5  # what a store that is there gets to answer, however short the caller's deadline is
+GONE_MS: Final = 86_400_000  # for how long it stays known that an upstream was removed
+RESTORE_SECONDS: Final = 43_200.0  # a policy that we have not seen for so long may have been removed since
 
-log = structlog.get_logger()
+log = get_logger()
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Upstream).decode
 
@@ -37,6 +42,7 @@ class Upstreams:
         self._index = Index(store, "upstream")
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[UpstreamView, float]] = {}
+        self._seen: dict[str, float] = {}
         self._counts: dict[str, Census] = {}
 
     @property
@@ -58,42 +64,64 @@ class Upstreams:
         """Hear which version is in force: the one we know need not be read again, another must be."""
         known = self._known.get(name)
         if known is not None:
+            self._seen[name] = self._loop.time()
             self._known[name] = (known[0], self._loop.time() + BEAT_SPARE if known[0].version == version else 0.0)
 
-    async def get(self, name: str, *, fresh: bool = False) -> UpstreamView:
-        """Give an upstream's policy; while the store is away, the one last seen."""
+    def knows(self, name: str) -> bool:
+        """Tell whether an upstream was there when we last looked."""
+        return name in self._known
+
+    async def get(self, name: str, *, fresh: bool = False, deadline: float | None = None) -> UpstreamView:
+        """Give an upstream's policy; while the store is away, the one last seen, before the caller's deadline."""
         known = self._known.get(name)
         now = self._loop.time()
         if known is not None and not fresh and now - known[1] < FRESH_SECONDS:
             return known[0]
         thing = self.thing(name)
+        if deadline is None and known is not None and not fresh:
+            deadline = now + known[0].policy.deadline_seconds
+        limit = self._store.deadline()
+        if deadline is not None:
+            limit = min(limit, max(deadline, now + LEAST_SECONDS))
         try:
-            reply = await self._store.read(thing, "HMGET", thing.key("policy"), "document", "version", "gone")
+            reply = await self._store.read(
+                thing, "HMGET", thing.key("policy"), "document", "version", "gone", deadline=limit
+            )
         except Closed:
             raise
         except StoreUnavailable:
             if known is None or fresh:
                 raise
+            if name in self._known:  # the next callers need not wait for the same silence
+                self._known[name] = (known[0], self._loop.time())
             return known[0]
         document, version, gone = cast("list[bytes | None]", reply)
-        if version is None and known is not None:
+        if version is None and known is not None and now - self._seen[name] < RESTORE_SECONDS:
             await self._restore(known[0])
             return await self.get(name, fresh=True)
         if document is None or version is None or gone:
-            self._known.pop(name, None)
+            self._forget(name)
             raise UpstreamUnknown(f"There is no upstream named {name}.")
         view = UpstreamView(name, int(version), _decode(document))
-        self._known[name] = (view, now)
+        self._remember(view)
         return view
 
     async def put(self, name: str, policy: Upstream, *, expected: str = "") -> UpstreamView:
-        """Write a policy: in force for the next grant. `expected` is a version, or * for a new one only."""
+        """Write a policy: in force for the next grant. `expected` is a version, or * for a new one only.
+
+        An upstream that the store does not know may be one that it has lost. It begins on hold, and is free as soon as the
+        store is known to have lost nothing for as long as its limits remember.
+        """
         upstream_name(name)
         policy.check()
+        _, noted = await self._store_age(name)
         await self._index.put(self.thing(name), due_in_ms=1000)
-        version = await self._write(name, policy, expected)
+        version, created = await self._write(name, policy, expected)
+        if created and not noted:
+            age_ms, _ = await self._store_age(name)
+            await self._store.run(POLICY_FREE, self.thing(name), age_ms)
         view = UpstreamView(name, version, policy)
-        self._known[name] = (view, self._loop.time())
+        self._remember(view)
         log.info("upstream written", upstream=name, version=version)
         return view
 
@@ -101,7 +129,7 @@ class Upstreams:
         """Take an upstream out of service; what it was used for stays counted until it is old."""
         thing = self.thing(name)
         removed = await self._store.run(POLICY_REMOVE, thing) == 1
-        self._known.pop(name, None)
+        self._forget(name)
         if removed:
             await self._index.put(thing, due_in_ms=0)
         return removed
@@ -116,11 +144,11 @@ class Upstreams:
                 continue
         return found
 
-    async def figures(self, name: str, user: str, place: int = 0) -> tuple[UserFigures, int, int]:
-        """Tell how it stands with one user, and the position and least wait (ms) of one place in its line."""
-        reply = cast("list[Reply]", await self._store.run(FIGURES, self.thing(name), user, place, user=user))
-        waiting, flying, cooling, room, held, position, wait = (int(cast("bytes", part)) for part in reply)
-        return UserFigures(user, waiting, flying, cooling, room, held), position, wait
+    async def figures(self, name: str, user: str, place: int = 0, units: int = 1) -> tuple[UserFigures, int, int]:
+        """Tell how it stands with one user, and the position and likely wait (ms) of one place in its line."""
+        reply = cast("list[Reply]", await self._store.run(FIGURES, self.thing(name), user, place, units, user=user))
+        waiting, flying, cooling, room, held, position, wait, jobs = (int(cast("bytes", part)) for part in reply)
+        return UserFigures(user, waiting, flying, cooling, room, held, jobs), position, wait
 
     async def status(self, name: str) -> UpstreamStatus:
         """Sum up how it stands with all users of an upstream."""
@@ -134,6 +162,14 @@ class Upstreams:
             census = self._counts[name] = Census(self._store, self.thing(name), figures)
         return await census.status()
 
+    def _remember(self, view: UpstreamView) -> None:
+        self._seen[view.name] = self._loop.time()
+        self._known[view.name] = (view, self._seen[view.name])
+
+    def _forget(self, name: str) -> None:
+        for memory in (self._known, self._seen, self._counts):
+            memory.pop(name, None)
+
     async def _restore(self, view: UpstreamView) -> None:
         """Bring back a policy that the store has lost; it begins on hold, as what else was lost is unknown."""
         log.warning("policy lost by the store, bringing it back", upstream=view.name)
@@ -141,7 +177,23 @@ class Upstreams:
         with suppress(OutcomeUnknown):  # it is read again in any case: somebody else may have been faster
             await self._write(view.name, view.policy, f"restore {view.version}")
 
-    async def _write(self, name: str, policy: Upstream, expected: str) -> int:
-        fields = [part for field, value in policy.rules().items() for part in (field, value)]
-        reply = await self._store.run(POLICY_PUT, self.thing(name), _encode(policy), expected, policy.hold_ms, *fields)
-        return int(cast("bytes", reply))
+    async def note_new_store(self) -> None:
+        """Note that this store was made just now: it can have lost nothing, and no upstream need begin on hold."""
+        await self._store_age("", new=True)
+
+    async def _store_age(self, name: str, *, new: bool = False) -> tuple[int, bool]:
+        """Tell for how many ms the store has surely lost nothing, and whether an upstream was noted there before."""
+        reply = cast(
+            "list[Reply]", await self._store.run(STORE_AGE, self._index.home, self.thing(name).tag, 1 if new else 0)
+        )
+        return int(cast("bytes", reply[0])), reply[1] == 1
+
+    async def _write(self, name: str, policy: Upstream, expected: str) -> tuple[int, bool]:
+        """Write a policy; give its version, and whether the store knew nothing of this upstream."""
+        written = policy.rules() | {"lease": str(policy.lease_ms)}
+        fields = [part for field, value in written.items() for part in (field, value)]
+        reply = cast(
+            "list[Reply]",
+            await self._store.run(POLICY_PUT, self.thing(name), _encode(policy), expected, policy.hold_ms, *fields),
+        )
+        return int(cast("bytes", reply[0])), reply[1] == 1

@@ -11,6 +11,8 @@
 --- AGAIN    same answer: what is gone stays gone
 --@include clock
 --@include line
+--@include turns
+--@include call
 local PAGE = 256
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
@@ -20,7 +22,7 @@ local context, user, process, cursor, lease_ms = ARGV[1], ARGV[2], ARGV[3], ARGV
 
 local policy = read_policy(keys.policy, user)
 local thing = open_upstream(keys.meta, policy, context)
-if alive(keys.relays, thing, process) then
+if thing.forgotten or alive(keys.relays, thing, process) then
   return '0'
 end
 local page = redis.call('ZSCAN', keys.line, cursor, 'MATCH', process .. '.*', 'COUNT', PAGE)

@@ -11,6 +11,8 @@
 --- AGAIN    same answer: what is gone stays gone
 --@include clock
 --@include line
+--@include turns
+--@include call
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
   line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
@@ -19,6 +21,9 @@ local context, user, waiter, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV
 
 local policy = read_policy(keys.policy, user)
 local thing = open_upstream(keys.meta, policy, context)
+if thing.forgotten then
+  return 0
+end
 local own, shared = open_side(keys, policy, thing)
 local rank = redis.call('ZRANK', keys.line, waiter)
 local had = rank and 1 or 0
@@ -28,7 +33,7 @@ for n = 1, units_of(waiter) do
   for _, pool in ipairs({ own, shared }) do
     local freed = redis.call('ZREM', pool.fly, unit)
     pool.flying = pool.flying - freed
-    pool.busy = pool.busy - redis.call('ZREM', pool.open, unit)
+    redis.call('ZREM', pool.open, unit)
     had = math.max(had, freed)
   end
 end

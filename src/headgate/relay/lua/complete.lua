@@ -5,36 +5,37 @@
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
+---          17 user/<user> (hash)   18 backlog/<user> (zset)
 --- ARGV     1 context   2 user   3 waiter   4 outcome (unsent, answered, ended, lost, refused)
 ---          5 age_ms (since the answer began)   6 late_ms (how long a request without an answer may be on its way)
----          7 pause_ms   8 lease_ms
---- RETURNS  epoch, version
+---          7 pause_ms (that the upstream asks for)   8 lease_ms   9 jitter (0 to 1, random)
+--- RETURNS  epoch, version, ms of pause
 --- AGAIN    same answer: a unit cools once
 --@include clock
 --@include line
+--@include refusal
+--@include call
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
+  backlog = KEYS[18] }
 local context, user, waiter, outcome = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local age_ms, late_ms, pause_ms, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local jitter = tonumber(ARGV[9])
 
 local policy = read_policy(keys.policy, user)
 local thing = open_upstream(keys.meta, policy, context)
-local own, shared = open_side(keys, policy, thing)
-
-local function release(pool, unit)
-  if pool.concurrent then
-    pool.busy = pool.busy - redis.call('ZREM', pool.open, unit)
-  end
+if thing.forgotten then
+  return { '', '0', '0' }
 end
+local own, shared = open_side(keys, policy, thing)
 
 local function settle(pool)
   for n = 1, units_of(waiter) do
     local unit = waiter .. '/' .. n
     if outcome == 'unsent' then
       pool.flying = pool.flying - redis.call('ZREM', pool.fly, unit)
-      release(pool, unit)
+      redis.call('ZREM', pool.open, unit)
     elseif outcome == 'lost' then
       -- Perhaps it arrives yet: in flight until then, and answered at that moment.
       if redis.call('ZSCORE', pool.fly, unit) or not redis.call('ZSCORE', pool.done, unit) then
@@ -44,7 +45,7 @@ local function settle(pool)
     else
       answer_unit(pool, unit, thing.now - age_ms)
       if outcome ~= 'answered' then
-        release(pool, unit)
+        redis.call('ZREM', pool.open, unit)
       elseif pool.concurrent then
         redis.call('ZADD', pool.open, 'XX', text_of(thing.now + lease_ms), unit)
       end
@@ -53,22 +54,26 @@ local function settle(pool)
   tidy_pool(pool, thing, lease_ms)
 end
 
+-- How long answers take is remembered while somebody waits, so that they can be told when their turn will come.
+local lease = outcome ~= 'unsent' and outcome ~= 'lost' and redis.call('ZSCORE', keys.fly, waiter .. '/1')
+if lease and redis.call('EXISTS', keys.line, keys.backlog) > 0 then
+  local trip = math.min(lease_ms, math.max(0, thing.now - tonumber(lease) + lease_ms))
+  own.trip = own.trip > 0 and own.trip * 0.8 + trip * 0.2 or trip
+  redis.call('HSET', keys.user, 'trip', string.format('%.0f', own.trip))
+end
 settle(own)
 if not shared.none then
   settle(shared)
 end
 local paused = #own.rules > 0 and own or shared
 if outcome == 'refused' then
-  -- The upstream knows better: nobody sends until then, and then one goes first.
-  paused.pause, paused.probe = math.max(paused.pause, thing.now + pause_ms), '1'
-  redis.call('HSET', paused.state, 'pause', text_of(paused.pause), 'probe', '1')
-elseif paused.probe and (outcome == 'answered' or outcome == 'ended') then
-  paused.probe = false
-  redis.call('HDEL', paused.state, 'probe')
+  pause_pool(paused, waiter, pause_ms, jitter)
+elseif outcome == 'answered' or outcome == 'ended' then
+  end_probe(paused, waiter)
 end
 local sooner = outcome == 'unsent' and 0 or nil
 call_line(keys, own, sooner)
 call_turns(keys, shared, sooner)
 note_user(keys, own, user)
 close_thing(thing)
-return { thing.epoch, policy.version or '0' }
+return { thing.epoch, policy.version or '0', text_of(math.max(0, paused.pause - thing.now)) }

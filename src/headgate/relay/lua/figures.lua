@@ -5,15 +5,18 @@
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
---- ARGV     1 context   2 user   3 place (0: nobody's)
---- RETURNS  waiting, flying, cooling, room, ms of pause or hold, position of that place, ms it waits at least
+---          17 user/<user> (hash)   18 backlog/<user> (zset units:id -> place)
+--- ARGV     1 context   2 user   3 place (0: nobody's)   4 units (that the one at this place wants)
+--- RETURNS  waiting, flying, cooling, room, ms of pause or hold, position of that place, ms it will wait, waiting jobs
 --@include clock
 --@include line
+--@include room
+--@include backlog
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
-local context, user, place = ARGV[1], ARGV[2], tonumber(ARGV[3])
+  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
+  backlog = KEYS[18] }
+local context, user, place, units = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local thing = open_thing(keys.meta, context, 0)
 local own, shared = open_side(keys, read_policy(keys.policy, user), thing)
@@ -26,11 +29,33 @@ local since = text_of(thing.now - span)
 local ended = redis.call('ZCOUNT', keys.fly, since, text_of(thing.now))
 own.flying = redis.call('ZCOUNT', keys.fly, '(' .. text_of(thing.now), '+inf')
 local cold = redis.call('ZCOUNT', keys.done, since, '+inf') + ended
-local ahead = place > 0 and redis.call('ZCOUNT', keys.line, '-inf', '(' .. text_of(place)) or 0
-local wait = math.max(thing.hold - thing.now, wait_of(own, ahead + 1))
-if not shared.none then
-  wait = math.max(wait, wait_of(shared, ahead * math.max(1, redis.call('ZCARD', keys.turns)) + 1))
+
+--- How long the n-th unit from now will probably wait: what it must wait at least, and an answer's time in each round.
+local function likely_wait(pool, n)
+  local wait = wait_of(pool, n)
+  for _, rule in ipairs(pool.rules) do
+    local most = rule.burst > 0 and rule.burst or rule.count
+    local first = rule.kind == 'c' and busy_of(pool) or 0
+    wait = math.max(wait, wait_of(pool, n) + math.floor((first + n - 1) / most) * own.trip)
+  end
+  return wait
 end
-local still = math.max(0, thing.hold - thing.now, own.pause - thing.now)
+
+local ahead, before = 0, 0
+if place > 0 then
+  ahead, before = jobs_before(keys.backlog, keys.line, place)
+  local line = redis.call('ZCOUNT', keys.line, '-inf', '(' .. text_of(place))
+  local looked = line > 0 and redis.call('ZRANGE', keys.line, 0, math.min(line, LOOK) - 1) or {}
+  local wanted = 0
+  for _, waiter in ipairs(looked) do
+    wanted = wanted + units_of(waiter)
+  end
+  ahead, before = ahead + line, before + (#looked > 0 and math.ceil(wanted * line / #looked) or 0)
+end
+local wait = math.max(thing.hold - thing.now, likely_wait(own, before + units))
+if not shared.none then
+  wait = math.max(wait, likely_wait(shared, before * math.max(1, redis.call('ZCARD', keys.turns)) + units))
+end
+local still = math.max(0, thing.hold - thing.now, own.pause - thing.now, shared.pause - thing.now)
 return { redis.call('ZCARD', keys.line), own.flying, cold, thing.holding and 0 or math.max(0, room_of(own) - ended),
-  text_of(still), ahead + 1, text_of(wait) }
+  text_of(still), ahead + 1, text_of(wait), redis.call('ZCARD', keys.backlog) }

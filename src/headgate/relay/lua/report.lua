@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Say again which permits one holds, not yet sent to not yet ended: after a lost history they count as in flight.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
@@ -18,6 +18,9 @@ local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local policy = read_policy(keys.policy, user)
 local thing = open_upstream(keys.meta, policy, context)
+if thing.forgotten then
+  return 0
+end
 local own, shared = open_side(keys, policy, thing)
 local lost = 0
 

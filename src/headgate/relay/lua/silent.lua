@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Name processes that have fallen silent; forget those of whom nobody waits any more.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
 --- ARGV     1 context   2 most   3.. process (its waiters are out of their lines)
@@ -10,6 +10,9 @@ local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
 local context, most = ARGV[1], tonumber(ARGV[2])
 
 local thing = open_upstream(meta, read_policy(policy), context)
+if thing.forgotten then
+  return {}
+end
 for i = 3, #ARGV do
   if not alive(relays, thing, ARGV[i]) then
     redis.call('ZREM', relays, ARGV[i])

@@ -9,7 +9,7 @@ local REAP = 64
 local KEEP_MS = 10000
 
 local function read_rules(text)
-  local rules = {}
+  local rules = { text = text or '' }
   for kind, count, ms, burst in string.gmatch(text or '', '(%a) (%d+) (%d+) (%d+);') do
     rules[#rules + 1] = { kind = kind, count = tonumber(count), ms = tonumber(ms), burst = tonumber(burst) }
   end
@@ -20,27 +20,32 @@ end
 local function open_pool(rules, fly, done, open, state, now, always)
   local pool = { rules = rules, fly = fly, done = done, open = open, state = state, now = now, keep = KEEP_MS }
   if #rules == 0 and not always then
-    pool.none, pool.pause, pool.flying, pool.busy = true, 0, 0, 0
+    pool.none, pool.pause, pool.flying = true, 0, 0
     return pool
   end
-  local fields = { 'pause', 'probe', 'step', 'called', 'policy' }
+  local fields = { 'pause', 'probe', 'step', 'called', 'policy', 'refusals', 'shape', 'trip' }
   for index, rule in ipairs(rules) do
     if rule.kind == 'c' then
       pool.concurrent = true
     else
-      local refill = rule.kind == 'b' and rule.burst * rule.ms / rule.count or rule.ms
-      pool.keep = math.max(pool.keep, refill)
+      rule.memory = rule.kind == 'b' and rule.burst * rule.ms / rule.count or rule.ms
+      pool.keep = math.max(pool.keep, rule.memory)
     end
     fields[#fields + 1], fields[#fields + 2] = 'level' .. index, 'at' .. index
   end
   local saved = redis.call('HMGET', state, unpack(fields))
   pool.pause, pool.probe, pool.step = tonumber(saved[1] or 0), saved[2], tonumber(saved[3] or 0)
   pool.called, pool.told, pool.policy = tonumber(saved[4] or 0), saved[4], saved[5]
+  pool.refusals, pool.shape, pool.trip = tonumber(saved[6] or 0), saved[7], tonumber(saved[8] or 0)
   for index, rule in ipairs(rules) do
-    rule.level, rule.at = tonumber(saved[4 + index * 2] or 0), tonumber(saved[5 + index * 2] or 0)
+    rule.level, rule.at = tonumber(saved[7 + index * 2] or 0), tonumber(saved[8 + index * 2] or 0)
+    if rule.kind == 'b' and pool.shape ~= rules.text then
+      -- The level was written under other limits, or misses answers that came under others: what was answered since the
+      -- bucket was surely empty counts.
+      rule.level, rule.at = redis.call('ZCOUNT', done, text_of(math.floor(now - rule.memory)), '+inf'), now
+    end
   end
   pool.flying = redis.call('ZCARD', fly)
-  pool.busy = pool.concurrent and redis.call('ZCARD', open) or 0
   return pool
 end
 
@@ -57,19 +62,24 @@ local function answer_unit(pool, unit, moment)
     pool.flying = pool.flying - 1
   end
   if flew or not known then
+    if pool.shape and pool.shape ~= pool.rules.text then
+      -- The levels of those limits do not know of this answer, should the same limits come back.
+      redis.call('HDEL', pool.state, 'shape')
+      pool.shape = false
+    end
     for index, rule in ipairs(pool.rules) do
       if rule.kind == 'b' then
         rule.level, rule.at = level_now(pool, rule) + 1, pool.now
         redis.call('HSET', pool.state, 'level' .. index, string.format('%.6f', rule.level),
-          'at' .. index, text_of(rule.at))
+          'at' .. index, text_of(rule.at), 'shape', pool.rules.text)
       end
     end
   end
 end
 
 --- Forget old responses; take units whose lease has ended for answered at that moment. Not while the clock is in doubt:
---- after a step of the clock, leases begin anew.
-local function tidy_pool(pool, thing, lease_ms)
+--- after a step of the clock, leases begin anew. `every`: also what is left of a limit of another kind.
+local function tidy_pool(pool, thing, lease_ms, every)
   if pool.none then
     return
   end
@@ -89,77 +99,10 @@ local function tidy_pool(pool, thing, lease_ms)
   for i = 1, #ended, 2 do
     answer_unit(pool, ended[i], tonumber(ended[i + 1]))
   end
-  if pool.concurrent then
-    pool.busy = pool.busy - redis.call('ZREMRANGEBYSCORE', pool.open, '-inf', text_of(pool.now))
+  if pool.concurrent or every then
+    redis.call('ZREMRANGEBYSCORE', pool.open, '-inf', text_of(pool.now))
   end
   redis.call('ZREMRANGEBYSCORE', pool.done, '-inf', '(' .. text_of(pool.now - pool.keep))
-end
-
---- How many answers are at most W old: one that is exactly so old still counts, which also covers the rounding to ms.
-local function cooling(pool, rule)
-  return redis.call('ZCOUNT', pool.done, text_of(pool.now - rule.ms), '+inf')
-end
-
---- How many units may be granted now.
-local function room_of(pool)
-  local room = pool.probe and 1 - pool.flying or 1000000
-  for _, rule in ipairs(pool.rules) do
-    local free
-    if rule.kind == 'w' then
-      free = rule.count - pool.flying - cooling(pool, rule)
-    elseif rule.kind == 'b' then
-      free = math.floor(rule.burst - level_now(pool, rule) - pool.flying + 0.000001)
-    else
-      free = rule.count - pool.busy
-    end
-    room = math.min(room, free)
-  end
-  return pool.now < pool.pause and 0 or room
-end
-
---- For how many units, counted from the first, the time is known because it waits for no answer.
-local function known_of(pool)
-  local known = pool.probe and 1 - pool.flying or 1000000
-  for _, rule in ipairs(pool.rules) do
-    local most = rule.burst > 0 and rule.burst or rule.count
-    known = math.min(known, most - (rule.kind == 'c' and pool.busy or pool.flying))
-  end
-  return known
-end
-
---- The most units that can ever be granted at once.
-local function capacity_of(pool)
-  local most = 1000000
-  for _, rule in ipairs(pool.rules) do
-    most = math.min(most, rule.burst > 0 and rule.burst or rule.count)
-  end
-  return most
-end
-
---- Milliseconds until the n-th unit from now can be granted: exact up to known_of, else the least that it can be.
-local function wait_of(pool, n)
-  local wait = math.max(0, pool.pause - pool.now)
-  for _, rule in ipairs(pool.rules) do
-    local least = 0
-    if rule.kind == 'w' then
-      local cycle, index = math.floor((n - 1) / rule.count), (n - 1) % rule.count
-      local cold = cooling(pool, rule)
-      local free = rule.count - pool.flying - cold
-      local since = text_of(pool.now - rule.ms)
-      if index >= free + cold then
-        least = rule.ms
-      elseif index >= free then
-        local entry = redis.call('ZRANGEBYSCORE', pool.done, since, '+inf', 'WITHSCORES', 'LIMIT', index - free, 1)
-        least = tonumber(entry[2]) + rule.ms + 1 - pool.now
-      end
-      least = least + cycle * rule.ms
-    elseif rule.kind == 'b' then
-      local over = level_now(pool, rule) + pool.flying + n - rule.burst
-      least = math.ceil(math.max(0, over) * rule.ms / rule.count)
-    end
-    wait = math.max(wait, least)
-  end
-  return wait
 end
 
 local function units_of(waiter)
@@ -175,5 +118,8 @@ local function take_units(pool, waiter, lease_at)
     end
   end
   pool.flying = pool.flying + units_of(waiter)
-  pool.busy = pool.busy + (pool.concurrent and units_of(waiter) or 0)
+  if pool.probe then
+    pool.probe = waiter
+    redis.call('HSET', pool.state, 'probe', waiter)
+  end
 end

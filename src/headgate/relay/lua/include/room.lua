@@ -1,0 +1,77 @@
+--- How much room a pool has: units that may be granted now, units whose time is known, and how long the others wait.
+--@include text_of
+--@include pool
+
+--- How many units are open: not yet at the end of their answer. What was granted under another kind of limit counts while
+--- it is in flight.
+local function busy_of(pool)
+  local both = pool.flying > 0 and redis.call('ZINTERCARD', 2, pool.fly, pool.open) or 0
+  return redis.call('ZCARD', pool.open) + pool.flying - both
+end
+
+--- How many answers are at most W old: one that is exactly so old still counts, which also covers the rounding to ms.
+local function cooling(pool, rule)
+  return redis.call('ZCOUNT', pool.done, text_of(pool.now - rule.ms), '+inf')
+end
+
+--- How many units may be granted now. After a refusal that is none while a request is in flight: one goes first.
+local function room_of(pool)
+  local room = pool.probe and pool.flying > 0 and 0 or 1000000
+  for _, rule in ipairs(pool.rules) do
+    local free
+    if rule.kind == 'w' then
+      free = rule.count - pool.flying - cooling(pool, rule)
+    elseif rule.kind == 'b' then
+      free = math.floor(rule.burst - level_now(pool, rule) - pool.flying + 0.000001)
+    else
+      free = rule.count - busy_of(pool)
+    end
+    room = math.min(room, free)
+  end
+  return pool.now < pool.pause and 0 or room
+end
+
+--- For how many units, counted from the first, the time is known because it waits for no answer.
+local function known_of(pool)
+  local known = pool.probe and pool.flying > 0 and 0 or 1000000
+  for _, rule in ipairs(pool.rules) do
+    local most = rule.burst > 0 and rule.burst or rule.count
+    known = math.min(known, most - (rule.kind == 'c' and busy_of(pool) or pool.flying))
+  end
+  return known
+end
+
+--- The most units that can ever be granted at once.
+local function capacity_of(pool)
+  local most = 1000000
+  for _, rule in ipairs(pool.rules) do
+    most = math.min(most, rule.burst > 0 and rule.burst or rule.count)
+  end
+  return most
+end
+
+--- Milliseconds until the n-th unit from now can be granted: exact up to known_of, else the least that it can be.
+local function wait_of(pool, n)
+  local wait = math.max(0, pool.pause - pool.now)
+  for _, rule in ipairs(pool.rules) do
+    local least = 0
+    if rule.kind == 'w' then
+      local cycle, index = math.floor((n - 1) / rule.count), (n - 1) % rule.count
+      local cold = cooling(pool, rule)
+      local free = rule.count - pool.flying - cold
+      local since = text_of(pool.now - rule.ms)
+      if index >= free + cold then
+        least = rule.ms
+      elseif index >= free then
+        local entry = redis.call('ZRANGEBYSCORE', pool.done, since, '+inf', 'WITHSCORES', 'LIMIT', index - free, 1)
+        least = tonumber(entry[2]) + rule.ms + 1 - pool.now
+      end
+      least = least + cycle * rule.ms
+    elseif rule.kind == 'b' then
+      local over = level_now(pool, rule) + pool.flying + n - rule.burst
+      least = math.ceil(math.max(0, over) * rule.ms / rule.count)
+    end
+    wait = math.max(wait, least)
+  end
+  return wait
+end
