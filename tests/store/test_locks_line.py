@@ -57,6 +57,25 @@ async def test_waiters_are_served_in_the_order_they_came(server: Topology, prefi
         assert served == list(range(12))
 
 
+async def test_tasks_that_ask_together_for_new_names_are_served_in_order(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    """The store knows no script yet, and the list of locks none of the names."""
+    async with another(fresh_server(), prefix, CALM) as locks:
+        for name in range(10):
+            served: list[int] = []
+
+            async def wait(n: int, name: int = name, served: list[int] = served) -> None:
+                async with locks.lock(f"new-{name}", ttl=30):
+                    served.append(n)
+
+            async with asyncio.TaskGroup() as group:
+                for n in range(30):
+                    group.create_task(wait(n))
+                    await asyncio.sleep(0)  # the next comes when this one has just asked
+            assert served == list(range(30))
+
+
 async def test_a_counter_under_the_lock_is_exact(server: Topology, prefix: str) -> None:
     counter = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -221,12 +221,12 @@ class LockMachine(RuleBasedStateMachine):
         return [member.decode() for member in cast("list[bytes]", members)]
 
 
-def test_the_scripts_do_what_the_model_says(server: Topology) -> None:
+def test_the_scripts_do_what_the_model_says(server: Topology, examples: Callable[[int], int]) -> None:
     machine = type("Machine", (LockMachine,), {"url": server.url})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=examples(40),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

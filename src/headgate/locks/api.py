@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.kit.http import EVENTS, Access, Call, Operation, Stream, Wire, event
-from headgate.kit.ids import display_text, new_ulid
+from headgate.kit.ids import MemberId, display_text, new_ulid
 from headgate.kit.problems import NotFound
 from headgate.locks.guard import MOST_FENCE, FencedValue
 from headgate.locks.lock import Locks
@@ -31,7 +31,7 @@ from headgate.locks.model import (
 LONGEST_WAIT: Final = 300
 MOST_LABEL: Final = 64
 MOST_BODY: Final = 4_194_304
-Holder = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["worker-7"])]
+Holder = Annotated[MemberId, Meta(examples=["worker-7"])]
 Fence = Annotated[int, Meta(ge=1, le=MOST_FENCE)]
 
 

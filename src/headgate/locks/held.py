@@ -12,8 +12,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Final, Protocol
 
-import structlog
-
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks import metrics
 from headgate.locks.model import Grant, LockLost, NotHolder, QuorumLost
@@ -24,7 +23,7 @@ LEAST_MARGIN: Final = 0.02
 MOST_MARGIN: Final = 0.5
 RENEWALS_PER_TTL: Final = 3
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Keeper(Protocol):

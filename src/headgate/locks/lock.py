@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, cast
 
-import structlog
-
 from headgate.kit.ids import new_ulid, thing_name
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.line import Line, Waiter
@@ -47,7 +46,7 @@ NONCE_LETTERS: Final = 9
 MOST_NOTED: Final = 100_000
 LIST_AGAIN_SECONDS: Final = 1.0
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Turn(NamedTuple):
@@ -59,6 +58,16 @@ class Turn(NamedTuple):
     ahead: int
     as_of: int
     passed_over: bool = False
+
+
+class _Listing:
+    """A lock that is being entered in the list of locks, and how many wait for that."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
 
 
 class Locks(LockSource):
@@ -73,6 +82,7 @@ class Locks(LockSource):
         self._grace_ms = self.settings.grace_ms
         self._lines: dict[Thing, Line] = {}
         self._noted: dict[Thing, float] = {}
+        self._listing: dict[Thing, _Listing] = {}
         self._unlisted: set[Thing] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -310,10 +320,26 @@ class Locks(LockSource):
         del self._lines[line.thing]
 
     async def _note(self, thing: Thing) -> None:
-        """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there."""
-        now = self._loop.time()
-        if self._noted.get(thing, 0.0) > now:
-            return
+        """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there.
+
+        Those who come while one enters it wait behind each other, so that they ask for the lock in the order they came.
+        """
+        listing = self._listing.get(thing)
+        if listing is None:
+            if self._noted.get(thing, 0.0) > self._loop.time():
+                return
+            listing = self._listing[thing] = _Listing()
+        listing.users += 1
+        try:
+            async with listing.lock:
+                if self._noted.get(thing, 0.0) <= self._loop.time():
+                    await self._enter_in_list(thing)
+        finally:
+            listing.users -= 1
+            if not listing.users:
+                del self._listing[thing]
+
+    async def _enter_in_list(self, thing: Thing) -> None:
         if len(self._noted) >= MOST_NOTED:
             self._noted.clear()
         if not self._unlisted:
@@ -327,7 +353,7 @@ class Locks(LockSource):
                 self._unlisted.add(thing)
         else:
             self._unlisted.add(thing)
-        self._noted[thing] = now + self.settings.keep_seconds / 2
+        self._noted[thing] = self._loop.time() + self.settings.keep_seconds / 2
 
     async def _list_one(self, thing: Thing) -> None:
         await self.index.put(thing, due_in_ms=self.settings.keep_seconds * 1000)

@@ -6,8 +6,7 @@ import asyncio
 from math import inf
 from typing import Final, cast
 
-import structlog
-
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.model import LockState, Want, read_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
@@ -22,7 +21,7 @@ KEEP_MS: Final = 3_600_000
 OPEN_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.2
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Vote:

@@ -9,7 +9,7 @@
 --- RETURNS  1, fence, now; or 0, place, ms until it opens (below 0: since), processes ahead, now,
 ---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
---@include calm
+--@include fast_path
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
@@ -19,7 +19,7 @@ local MOST_PASSED = 1000
 local saved = read_lock(meta)
 if saved[9] == '' and saved[18] ~= '1' and not announce then
   local raw, raw_us = server_time()
-  local time, number = calm_time(saved, context, raw, raw_us)
+  local time, number = fast_path_time(saved, context, raw, raw_us)
   if time and time >= tonumber(saved[14]) then
     local now, fence = text_of(time), text_of(math.max(saved[4] + 1, number))
     redis.call('HSET', meta, 'raw', text_of(raw), 'last', fence, 'holder', holder, 'fence', fence,

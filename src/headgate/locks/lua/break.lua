@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Take a lock away from its holder on an operator's word; the holder hears of it at its next renewal.
 --- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 events (stream)
 --- ARGV     1 context   2 nonce   3 fence (only this holding; empty: whichever)   4 by   5 reason

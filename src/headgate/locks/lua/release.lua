@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Give a lock back, or leave its line. The next is called; one of the same process has it at once, since that process lives.
 --- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner, terms)
 ---          4 owners (hash owner -> waiters)   5 events (stream)
@@ -9,7 +9,7 @@
 ---          that holder, and unless it was given long ago its fence, now, ms until it opens
 --- REFUSES  NOT_HOLDER
 --- AGAIN    same answer: the nonces of the last releases are remembered
---@include calm
+--@include fast_path
 local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local request = ARGV[6]
@@ -19,7 +19,7 @@ local saved = read_lock(meta)
 local released = nonce .. ' ' .. string.sub(saved[17] or '', 1, REMEMBERED_BYTES)
 if saved[9] == holder and saved[18] ~= '1' and not announce and request == '-' then
   local raw, raw_us = server_time()
-  local time = calm_time(saved, context, raw, raw_us)
+  local time = fast_path_time(saved, context, raw, raw_us)
   if time and time < tonumber(saved[11]) then
     redis.call('HSET', meta, 'raw', text_of(raw), 'holder', '', 'free', text_of(time), 'released', released)
     return {1}

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Make the holder's lease last one whole TTL from now.
 --- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 events (stream)
 --- ARGV     1 context   2 holder   3 announce

@@ -14,8 +14,8 @@ local lock = open_lock(meta, context)
 if lock.held then
   return keep_ms
 end
--- The clock alone must carry on the fences once their last number is forgotten.
-local wait_ms = math.max(lock.opens + keep_ms - lock.now, math.ceil((lock.last - lock.us) / 1000))
+-- The clock alone must carry on the fences once their last number is forgotten, and so is by how much it was put back.
+local wait_ms = math.max(lock.opens + keep_ms - lock.now, math.ceil(lock.last / 1000) - lock.raw)
 if wait_ms > 0 then
   return wait_ms
 end

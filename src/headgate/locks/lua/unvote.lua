@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Take this node's vote back from a holder and tell those who wait.
 --- KEYS     1 meta (hash)   2 events (stream)
 --- ARGV     1 context   2 holder

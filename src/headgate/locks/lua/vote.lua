@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Give this node's vote for a lock to one holder, or keep it with the holder who has it.
 --- KEYS     1 meta (hash)   2 events (stream)
 --- ARGV     1 context   2 holder   3 ttl_ms   4 floor (the fence agreed on, 0: none yet)   5 keep_ms (after that)
