@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from headgate.kit.http import Access, Mount, Receive, Scope, Send
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.api import operations
+from headgate.waiting_room.problems import QueueUnknown
 from tests.http.wires import GET, Wire
 from tests.topology import eventually
 
@@ -35,6 +37,8 @@ async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
         (b"/api/queue/status?userId=a%20b", b"422"),
         (b"/mounted/a", b"200"),
         (b"/nowhere", b"404"),
+        (b"/api/queue/board?queue=main", b"200"),
+        (b"/api/queue/board?queue=nobody", b"404"),
     ],
 )
 async def test_requests_leave_no_circles(store: Store, path: bytes, status: bytes) -> None:
@@ -43,7 +47,7 @@ async def test_requests_leave_no_circles(store: Store, path: bytes, status: byte
     user = (await room.entry("default", "main", "ann")).user_id
     request = GET % path.replace(b"USER", user.encode())
     much = Limit(per_second=1e6, burst=1e6, user_per_second=1e6, user_burst=1e6)
-    settings = GatewaySettings(admin_token="a-token-of-tests", limits={"status": much})
+    settings = GatewaySettings(admin_token="the-admin-token-of-these-tests", limits={"status": much})
     mounts = [Mount("/mounted", mounted, Access.PUBLIC)]
     async with open_gateway(operations(room), mounts, settings=settings, store=store) as gateway:
         wire = Wire()
@@ -68,4 +72,15 @@ async def test_requests_leave_no_circles(store: Store, path: bytes, status: byte
             gc.set_debug(0)
             gc.garbage.clear()
         assert len(left) < ASKED, {type(each).__name__ for each in left}
+    room.queues.close()
+
+
+@pytest.mark.topology("standalone")
+async def test_boards_of_queues_that_do_not_exist_are_not_kept(store: Store) -> None:
+    room = WaitingRoom(store)
+    await room.queues.configure(room.queues.thing("default", "main"), PolicyChange(capacity=0), who="test")
+    for queue in ("main", "nobody", "no-one"):
+        with suppress(QueueUnknown):
+            await room.board("default", queue)
+    assert [thing.name for thing in room._boards] == ["main"]
     room.queues.close()

@@ -133,7 +133,8 @@ async def test_a_newcomer_never_overtakes_when_a_seat_frees_between_ticks(world:
     await enter_all(world, "a", "b", "c")
     await world.tick()
     await world.room.leave("default", "main", "a", trusted=True)
-    await world.room.enter_and_pass("default", "main", "late", user_id="late")
+    await world.enter("late")
+    await world.tick()
     assert await world.state("c") == "PROMOTED"
     assert await world.state("late") == "WAITING"
 
@@ -309,7 +310,7 @@ async def test_two_operators_cannot_overwrite_each_other(world: World) -> None:
     await asyncio.gather(*(world.configure(batch=number) for number in range(1, 5)))
     records = (await queues.audit(world.thing)).records
     assert len(records) == 6
-    assert (records[-2].who, '"batch":7' in records[-2].new, '"batch":100' in records[-2].old) == ("ann", True, True)
+    assert (records[-2].who, records[-2].new["batch"], records[-2].old["batch"]) == ("ann", 7, 100)
 
 
 async def test_the_board_lets_everybody_find_their_rank(store: Store) -> None:

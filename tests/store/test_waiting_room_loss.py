@@ -272,7 +272,7 @@ async def test_a_queue_that_is_written_back_is_still_paused_or_drained(world: Wo
     assert status.place == entry.place
     view = await room.queues.view(world.thing)
     assert (view.paused, view.draining) == (switch == "pause", switch == "drain")
-    await world.live(2)
+    await world.live(11)
     assert await world.state("a") == ("WAITING" if switch == "pause" else "PROMOTED")
     with pytest.raises(QueueClosed) if switch == "drain" else nullcontext():
         await world.enter("late")
@@ -291,7 +291,9 @@ async def test_a_report_ends_nobody_let_in_meanwhile_though_everything_and_an_ho
     await lose_everything(world)
     await world.beat("s1", 3, sessions=["x1"], as_of=seen)
     await world.enter("b")
-    await world.live(1)
+    await world.live(6)
+    await world.beat("s1", 3)
+    await world.live(5)
     assert await world.redeem(await world.ticket("b"), "x2", "s1") > seen
     await world.beat("s1", 3, sessions=["x1"], as_of=seen)  # the answer to the second redeem is on its way
     assert set((await world.look()).sessions) == {"x1", "x2"}

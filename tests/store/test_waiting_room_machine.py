@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import pytest
@@ -12,11 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from headgate.kit.problems import StoreFull
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import Reason
-from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room import Entry, Reason
+from headgate.waiting_room.invariants import inspect
+from headgate.waiting_room.problems import QueueReset, TicketExpired, TicketInvalid, TicketUsed
+from tests.store.full import full as full_store
+from tests.store.test_waiting_room_loss import lose_everything
 from tests.store.waiting_world import Snapshot, World
-from tests.topology import Topology
+from tests.topology import Topology, eventually
 
 T = TypeVar("T")
 EVERYBODY = [f"u{number}" for number in range(8)]
@@ -49,6 +54,9 @@ ACTIONS = st.one_of(
     *action("live", 3, seconds=st.integers(1, 12), beating=st.just(set(ALL_SERVERS)) | st.sets(SERVERS),
             asking=st.just(set(EVERYBODY)) | st.sets(USERS)),
     *action("lose_history", 1),
+    *action("lose_everything", 1, order=st.permutations(EVERYBODY), returning=st.integers(0, 8), late=st.integers(1, 6)),
+    *action("fill", 1, full=st.booleans()),
+    *action("redeem_unheard", 2, which=st.integers(0, 5)),
     *action("step_clock", 1, step=st.sampled_from([-3_600_000, 3_600_000, 20_000])),
 )  # fmt: skip
 
@@ -103,18 +111,22 @@ class Model:
 class WaitingRoomMachine(RuleBasedStateMachine):
     """The whole waiting room of one queue."""
 
-    url = ""
+    server: Topology
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         prefix = f"t{secrets.token_hex(4)}"
-        self.opened = open_store(StoreSettings(url=self.url, prefix=prefix))
+        self.opened = open_store(StoreSettings(url=self.server.url, prefix=prefix))
         self.model = Model()
         self.world = self.do(self.build())
         self.tickets: list[str] = []
         self.sessions: list[str] = []
         self.seqs: dict[str, int] = {}
+        self.entries: dict[str, Entry] = {}
+        self.inside: dict[str, set[str]] = {}  # by server: sessions that the store has lost
+        self.memory = ExitStack()
+        self.full = False
         self.before: Snapshot | None = None
 
     async def build(self) -> World:
@@ -124,6 +136,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         return self.runner.run(work)
 
     def teardown(self) -> None:
+        self.memory.close()
         self.do(self.opened.__aexit__(None, None, None))
         self.runner.close()
 
@@ -158,10 +171,17 @@ class WaitingRoomMachine(RuleBasedStateMachine):
 
     def enter(self, user: str) -> None:
         before = self.do(self.world.look())
-        status = self.do(self.world.enter(user))
+        was = before.people.get(user)
+        entering = self.world.room.entry("default", "main", user, user_id=user, trusted=True)
+        if self.full and (was is None or was.state in "EFLB"):
+            with pytest.raises(StoreFull):
+                self.do(entering)
+            assert self.do(self.world.look()) == before, "nothing is written for who is refused"
+            return
+        entry = self.entries[user] = self.do(entering)
+        status = str(entry.status)
         self.model.known.add(user)
         after = self.do(self.world.look())
-        was = before.people.get(user)
         if was is None or was.state in "EFLB":
             assert status == "WAITING"
             assert after.line[-1] == user, "a newcomer stands last"
@@ -229,13 +249,16 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         if not self.sessions:
             return
         session = self.sessions[-1 - which % len(self.sessions)]
+        for inside in self.inside.values():
+            inside.discard(session)
         for _ in range(1 + again):
             self.do(self.world.room.end("default", "main", session, None, reason))
         assert session not in self.do(self.world.look()).sessions
 
     def beat(self, server: str, capacity: int, room: int, report: bool) -> None:
         look = self.do(self.world.look())
-        inside = [name for name, (owner, _) in look.sessions.items() if owner == server] if report else None
+        known = [name for name, (owner, _) in look.sessions.items() if owner == server]
+        inside = sorted({*known, *self.inside.get(server, ())}) if report else None
         self.do(self.world.beat(server, capacity, capacity + room, sessions=inside, as_of=self.seqs.get(server, 0)))
         views = {view.instance_id: view for view in self.do(self.world.room.servers("default", "main")).servers}
         # What the store may fill now; an entry that comes back to a kept seat may use the room above it.
@@ -246,6 +269,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
     def leave_server(self, server: str, drain: bool) -> None:
         before = self.do(self.world.look())
         self.model.offers[server] = 0
+        self.inside.pop(server, None)
         self.do(self.world.room.remove_server("default", "main", server, drain=drain))
         after = self.do(self.world.look())
         self.model.check_admission(before, after)
@@ -296,8 +320,10 @@ class WaitingRoomMachine(RuleBasedStateMachine):
     def lose_history(self) -> None:
         """Let the queue believe that the store failed over: tickets are void, servers have to report."""
         thing = self.world.thing
-        before = self.do(self.world.look())
+        before, full = self.do(self.world.look()), self.full
+        self.fill(False)
         self.do(self.world.store.write(thing, "HSET", thing.key("meta"), "replid", secrets.token_hex(8)))
+        self.fill(full)
         for person in before.people.values():
             if person.state == "P":
                 with pytest.raises((TicketInvalid, TicketExpired)):
@@ -305,18 +331,98 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.model.offers = dict.fromkeys(self.model.offers, 0)
         assert self.do(self.world.look()).seats == before.seats, "holders keep their seats"
 
+    def lose_everything(self, order: list[str], returning: int, late: int) -> None:
+        """Flush the queue: whoever shows a place token and has not entered stands where they stood, in whatever order they ask."""
+        before = self.do(self.world.look())
+        standing = {user for user, person in before.people.items() if person.state in "WPY"}
+        room, thing = self.world.room, self.world.thing
+        view = self.do(room.queues.view(thing))  # what it has to write back is not older than a minute
+        called = {user for user in standing if before.people[user].place <= view.serving}
+        over = set(before.people) - standing
+
+        def heard() -> bool:
+            known = room.queues._memory.of(thing)
+            return known is not None and called <= set(known.called) and not over & set(known.called)
+
+        self.do(eventually(heard, 5, "every hint has arrived"))
+        self.do(lose_everything(self.world))
+        self.do(room.queues.view(thing))  # whoever looks first writes it back
+        for session, (server, _) in before.sessions.items():
+            self.inside.setdefault(server, set()).add(session)
+        offers, self.model.offers, self.model.beaten = self.model.offers, {}, {}
+        self.model.known, self.before = set(), None
+        for number, user in enumerate(order[:returning]):
+            if number == late:  # the others come when those behind them may have been called already
+                for server, capacity in offers.items():
+                    self.beat(server, capacity, 1, report=True)
+                self.live(12, set(offers), set(order[:number]))
+            self.come_back(user, before, view.serving)
+        look = self.do(self.world.look())
+        assert look.line == sorted(look.waiting, key=lambda user: before.people[user].place)
+        for person in before.people.values():
+            if person.ticket:
+                with pytest.raises(TicketInvalid):
+                    self.do(self.world.redeem(person.ticket, "void"))
+
+    def come_back(self, user: str, before: Snapshot, serving: int) -> None:
+        was, entry = before.people.get(user), self.entries.get(user)
+        if was is None or entry is None:
+            return
+        asking = self.world.room.status("default", "main", user, place_token=entry.place_token)
+        if was.state in "WPY":
+            assert self.do(asking).place == was.place
+            self.model.known.add(user)
+        elif was.place <= serving:
+            with pytest.raises(QueueReset):
+                self.do(asking)
+        else:
+            asking.close()  # whoever left unheard of might have lost the place as well
+
+    def fill(self, full: bool) -> None:
+        """Let the store be out of memory, or no longer."""
+        self.memory.close()
+        self.full = full
+        if full:
+            self.memory.enter_context(full_store(self.server))
+
+    def redeem_unheard(self, which: int) -> None:
+        """Let a server miss the answer to a redeem, and report: the ticket is as good as before."""
+        before = self.do(self.world.look())
+        people = [person for person in before.people.values() if person.state == "P" and person.server in before.leases]
+        if not people:
+            return
+        person = people[which % len(people)]
+        try:
+            self.seqs[person.server] = self.do(self.world.redeem(person.ticket, "unheard", person.server))
+        except (TicketInvalid, TicketExpired):
+            return
+        inside = [name for name, (owner, _) in before.sessions.items() if owner == person.server]
+        inside = sorted({*inside, *self.inside.get(person.server, ())})
+        self.do(
+            self.world.beat(
+                person.server, self.model.offers.get(person.server, 0), sessions=inside, as_of=self.seqs[person.server]
+            )
+        )
+        after = self.do(self.world.look())
+        assert after.seats == before.seats
+        assert person.ticket in after.tickets
+
     @invariant()
     def nobody_is_lost(self) -> None:
         after = self.do(self.world.look())
         self.model.check_people(self.before or after, after)
         self.before = after
 
+    @invariant()
+    def doctor_finds_no_contradiction(self) -> None:
+        assert self.do(inspect(self.world.store, self.world.thing)).contradictions == []
 
-def test_any_interleaving_keeps_every_promise(server: Topology) -> None:
-    WaitingRoomMachine.url = server.url
+
+def test_any_interleaving_keeps_every_promise(server: Topology, examples: Callable[[int], int]) -> None:
+    WaitingRoomMachine.server = server
     run_state_machine_as_test(
         WaitingRoomMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

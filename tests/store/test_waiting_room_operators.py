@@ -31,6 +31,28 @@ async def test_a_request_sent_again_is_carried_out_once_whatever_others_did_mean
     assert [record.action for record in records].count("admit") == 1
 
 
+async def test_an_audit_entry_says_what_was_and_what_is_as_objects(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1)
+    for action in ("pause", "resume", "drain", "reset", "resume"):
+        await world.operate(action)
+    await world.room.queues.operate(world.thing, "admit", who="ann", number=3)
+    records = (await world.room.queues.audit(world.thing)).records[::-1]
+
+    def switches(paused: bool, draining: bool, generation: int) -> dict[str, object]:
+        return {"paused": paused, "draining": draining, "generation": generation}
+
+    assert [(record.action, record.old, record.new) for record in records[1:]] == [
+        ("pause", switches(False, False, 1), switches(True, False, 1)),
+        ("resume", switches(True, False, 1), switches(False, False, 1)),
+        ("drain", switches(False, False, 1), switches(False, True, 1)),
+        ("reset", switches(False, True, 1), switches(False, True, 2)),
+        ("resume", switches(False, True, 2), switches(False, False, 2)),
+        ("admit", switches(False, False, 2), {**switches(False, False, 2), "admit": 3}),
+    ]
+    assert (records[0].action, records[0].old, records[0].new["capacity"]) == ("configure", {}, 1)
+
+
 async def test_the_trail_of_a_queue_that_was_deleted_and_made_again_is_kept(store: Store) -> None:
     world = World(store)
     await world.configure(capacity=1)

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange
+from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.policy import Auto, Policy
 from headgate.waiting_room.traffic import derived_policy
 from tests.store.waiting_world import World
@@ -55,8 +55,9 @@ async def test_people_come_in_at_the_rate(store: Store, rate: float, burst: floa
     called = sum(number for _, number in visits)
     assert called >= (SECONDS - 2) * rate * 0.98, "nobody is kept waiting for longer than the policy says"
     for first, (began, _) in enumerate(visits):
-        for number, (now, _) in enumerate(visits[first:], 1):
-            window = sum(each for _, each in visits[first : first + number])
+        window = 0
+        for now, number in visits[first:]:
+            window += number
             # A visit that is late brings what was due by then.
             assert window <= at_once + rate * (now - began + 0.25) + 1, (began, now)
 
@@ -102,24 +103,51 @@ def test_a_queue_that_switches_itself_on_lets_as_many_in_as_its_threshold_says()
     assert (made.rate_per_second, made.batch) == (500, 500)
 
 
-async def test_the_measured_rate_fades_while_nothing_happens_and_does_not_come_back(store: Store) -> None:
+async def measured(world: World) -> float:
+    shown = (await world.room.queues.view(world.thing)).figures.rate_per_second
+    board = (await WaitingRoom(world.store).board("default", world.queue)).rate_per_second
+    assert board == pytest.approx(shown, abs=0.001)
+    return shown
+
+
+@pytest.fixture
+async def busy(store: Store) -> World:
+    """A line that has been called at two a second for a while."""
     world = World(store)
-    await world.configure(capacity=1000, rate_per_second=2, burst=2, session_ttl_seconds=5, ticket_ttl_seconds=5)
-
-    async def shown() -> float:
-        return (await world.room.queues.view(world.thing)).figures.rate_per_second
-
-    for number in range(40):
+    await world.configure(capacity=1000, rate_per_second=2, burst=2)
+    for number in range(120):
         await world.enter(f"u{number}")
     await world.live(18)
-    busy = await shown()
-    assert busy == pytest.approx(2, rel=0.2)
-    await world.live(10)
-    world.wait(60_000)
-    assert await shown() < busy * 0.5, "nobody visits an idle queue, and yet it fades"
-    world.wait(3_600_000)
-    assert await shown() == 0
-    assert (await world.room.board("default", world.queue)).rate_per_second == 0
-    await world.enter("late")
-    await world.tick()
-    assert await shown() < busy * 0.2, "one came in, after an hour of nobody"
+    assert await measured(world) == pytest.approx(2, abs=0.41)
+    return world
+
+
+async def test_the_measured_rate_is_0_at_once_while_the_line_is_paused(busy: World) -> None:
+    await busy.operate("pause")
+    assert await measured(busy) == 0
+    await busy.live(10)
+    await busy.operate("resume")
+    assert await measured(busy) == 0, "nobody was called in the last seconds"
+    await busy.live(6)
+    assert await measured(busy) == pytest.approx(2, abs=0.41)
+
+
+async def test_the_measured_rate_tells_of_the_last_seconds_and_of_nothing_before(busy: World) -> None:
+    await busy.configure(rate_per_second=10, burst=10)
+    await busy.live(5)
+    assert await measured(busy) == pytest.approx(10, abs=1)
+    busy.wait(3_000)
+    assert 0 < await measured(busy) < 7, "nobody visits it, and yet the past goes by"
+    busy.wait(3_000)
+    assert await measured(busy) == 0
+
+
+async def test_the_measured_rate_of_long_ticks_counts_a_whole_tick(store: Store) -> None:
+    world = World(store)
+    await world.configure(capacity=1000, tick_ms=20_000, batch=40)
+    for number in range(300):
+        await world.enter(f"u{number}")
+    await world.live(65)
+    for _ in range(4):
+        await world.live(5)
+        assert await measured(world) == pytest.approx(2, abs=0.01)

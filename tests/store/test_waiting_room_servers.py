@@ -50,7 +50,7 @@ async def test_a_seat_is_held_on_the_server_with_the_most_room(world: World) -> 
     assert look.people["a"].server == look.people["b"].server == "s2"
     status = await world.room.status("default", "main", "a", trusted=True)
     assert status.server is not None
-    assert status.server.address == "ws://s2"  # type: ignore[union-attr]
+    assert status.server.address == "ws://s2"
 
 
 async def test_packed_fills_the_fullest_first(world: World) -> None:
@@ -141,6 +141,60 @@ async def test_a_report_ends_what_it_lacks_but_never_what_was_redeemed_meanwhile
     await world.beat("s1", 3, sessions=["x2"], as_of=beat.seq)
     assert set((await world.look()).sessions) == {"x2"}
     assert (await world.look()).contradictions() == []
+
+
+async def test_a_redeem_whose_answer_was_lost_gives_the_ticket_back_when_the_server_reports(world: World) -> None:
+    """The server never heard of the session, and says so: the ticket is as good as before, and its seat is held."""
+    await world.beat("s1", 2, sessions=[])
+    await world.live(1)
+    ticket = await world.ticket("a")
+    await world.redeem(ticket, "x1", "s1")
+    beat = await world.room.heartbeat("default", "main", "s1", capacity=2)
+    await world.beat("s1", 2, sessions=[], as_of=beat.seq)
+    assert await states(world) == "PPWW"
+    assert await world.ticket("a") == ticket
+    await world.live(1)
+    assert await states(world) == "PPWW", "its seat is nobody else's"
+    await world.redeem(ticket, "x2", "s1")
+    with pytest.raises(TicketUsed):
+        await world.redeem(ticket, "x1", "s1")
+    assert (await world.look()).seats == [f"s1:h:{await world.ticket('b')}", "s1:s:x2"]
+
+
+async def test_a_session_that_its_server_once_reported_ends_when_it_is_reported_no_more(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    seq = await world.redeem(await world.ticket("a"), "x1", "s1")
+    await world.beat("s1", 1, sessions=["x1"], as_of=seq)
+    await world.beat("s1", 1, sessions=[], as_of=seq)
+    assert await states(world) == "FWWW"
+
+
+async def test_a_report_from_before_a_redeem_was_repeated_does_not_end_its_session(world: World) -> None:
+    """The server asked again for a session whose first answer was lost, and overtook its own report."""
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    ticket = await world.ticket("a")
+    seq = await world.redeem(ticket, "x1", "s1")
+    assert await world.redeem(ticket, "x1", "s1") == seq, "the same answer"
+    await world.beat("s1", 1, sessions=[], as_of=seq)
+    assert await states(world) == "AWWW"
+
+
+async def test_a_ticket_that_came_back_after_a_possible_loss_is_replaced(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    ticket = await world.ticket("a")
+    await world.redeem(ticket, "x1", "s1")
+    await world.store.write(world.thing, "HSET", world.thing.key("meta"), "replid", "another")
+    beat = await world.room.heartbeat("default", "main", "s1", capacity=1)
+    await world.beat("s1", 1, sessions=[], as_of=beat.seq)
+    with pytest.raises(TicketInvalid):
+        await world.redeem(ticket, "x2", "s1")
+    new = await world.ticket("a")
+    assert new != ticket
+    await world.redeem(new, "x2", "s1")
+    assert await states(world) == "AWWW"
 
 
 async def test_lowering_the_capacity_evicts_nobody_and_admits_nobody(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from headgate.kit.http import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
+from headgate.kit.ids import MemberId, ThingName
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
 from headgate.waiting_room.model import (
     DEFAULT_QUEUE,
@@ -18,6 +19,7 @@ from headgate.waiting_room.model import (
     Entry,
     Reason,
     Redeemed,
+    RenewedSession,
     Servers,
     Status,
 )
@@ -28,11 +30,13 @@ from headgate.waiting_room.problems import (
     QueueReset,
     QueueUnknown,
     SessionTaken,
+    SessionUnknown,
     TicketExpired,
     TicketInvalid,
     TicketUsed,
 )
 from headgate.waiting_room.room import WaitingRoom
+from headgate.waiting_room.signing import STORE_TIME
 
 TAG: Final = "queue"
 NO_STORE: Final = {"Cache-Control": "no-store"}
@@ -40,66 +44,71 @@ MOST_REPORT: Final = 2_097_152
 LOST: Final = (QueueUnknown, QueueReset, NotInLine, Forbidden)
 PLACE_TOKEN: Final = {"X-Place-Token": "the placeToken of the entry, which proves the place"}
 
-Id = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
-Seats = Annotated[int, Meta(ge=0, le=MOST_SESSIONS)]
+# The most is checked beside the store, in words that say what to do instead.
+Seats = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MOST_SESSIONS})]
 
 
 class EntryRequest(Wire):
     """Who wants to join which queue."""
 
     nickname: Annotated[str, Meta(min_length=1, max_length=64, examples=["Ryan"])]
-    queue: Name = DEFAULT_QUEUE
-    user_id: Id | None = None
+    queue: ThingName = DEFAULT_QUEUE
+    user_id: MemberId | None = None
     proof: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 class PersonQuery(Wire):
     """Somebody in a queue; the place token may also be sent in X-Place-Token."""
 
-    user_id: Id
-    queue: Name = DEFAULT_QUEUE
+    user_id: MemberId
+    queue: ThingName = DEFAULT_QUEUE
     place_token: Annotated[str, Meta(max_length=4096)] | None = None
 
 
 class QueueQuery(Wire):
     """A queue."""
 
-    queue: Name = DEFAULT_QUEUE
+    queue: ThingName = DEFAULT_QUEUE
 
 
 class HeartbeatRequest(Wire):
     """What a server offers; `sessions` is who is inside, as far as the server knew at `asOf`."""
 
-    queue: Name = DEFAULT_QUEUE
+    queue: ThingName = DEFAULT_QUEUE
     capacity: Seats | None = None
     max_capacity: Seats | None = None
     address: Annotated[str, Meta(max_length=256)] = ""
-    sessions: list[Id] | None = None
+    sessions: list[MemberId] | None = None
     as_of: Annotated[int, Meta(ge=0, le=9_007_199_254_740_992)] = 0
 
 
 class RemoveQuery(Wire):
     """Which queue a server leaves; with drain it only takes nobody new."""
 
-    queue: Name = DEFAULT_QUEUE
+    queue: ThingName = DEFAULT_QUEUE
     drain: bool = False
 
 
 class RedeemRequest(Wire):
     """The session that a ticket is spent for."""
 
-    session_id: Id
-    queue: Name = DEFAULT_QUEUE
-    instance_id: Id | None = None
+    session_id: MemberId
+    queue: ThingName = DEFAULT_QUEUE
+    instance_id: MemberId | None = None
 
 
 class EndRequest(Wire):
     """Which session ends and why."""
 
-    queue: Name = DEFAULT_QUEUE
-    instance_id: Id | None = None
+    queue: ThingName = DEFAULT_QUEUE
+    instance_id: MemberId | None = None
     reason: Reason = Reason.LEFT
+
+
+class RenewRequest(Wire):
+    """Which queue's session is renewed."""
+
+    queue: ThingName = DEFAULT_QUEUE
 
 
 def operations(room: WaitingRoom) -> list[Operation]:
@@ -160,6 +169,12 @@ def operations(room: WaitingRoom) -> list[Operation]:
             "POST", "/api/queue/sessions/{sessionId}/end", api.end, "End a session", service, body=EndRequest,
             body_optional=True, errors=(QueueUnknown,),
             description="Frees the seat; `dropped` keeps it for its owner for `reentrySeconds`. May be repeated.",
+        ),
+        route(
+            "POST", "/api/queue/sessions/{sessionId}/renew", api.renew, "Renew a session that has no server", service,
+            body=RenewRequest, body_optional=True, answer=RenewedSession, errors=(QueueUnknown, SessionUnknown),
+            description="It lasts for `sessionTtlSeconds` from now on. A session on a server needs no renewal: it lasts while its "
+            "server reports it.",
         ),
         Operation(
             "GET", "/.well-known/jwks.json", api.jwks, "Public keys of tickets", access=Access.PUBLIC, tag=TAG,
@@ -250,9 +265,17 @@ class _Api:
         request: EndRequest = call.body or EndRequest()
         await self._room.end(call.namespace, request.queue, call.path["sessionId"], request.instance_id, request.reason)
 
+    async def renew(self, call: Call) -> RenewedSession:
+        request: RenewRequest = call.body or RenewRequest()
+        session_id = call.path["sessionId"]
+        user_id, seconds = await self._room.renew(call.namespace, request.queue, session_id)
+        return RenewedSession(session_id, request.queue, user_id, round(seconds * 1000))
+
     async def jwks(self, _call: Call) -> Answer:
         keys = await self._room.signing_keys()
-        return Answer(keys.jwks(), headers={"Cache-Control": "public, max-age=300"})
+        return Answer(
+            keys.jwks(), headers={"Cache-Control": "public, max-age=300", STORE_TIME: f"{self._room.now():.3f}"}
+        )
 
 
 async def _events(first: Status, rest: AsyncGenerator[Status, None]) -> AsyncIterator[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
 from typing import Final
@@ -17,15 +18,15 @@ import msgspec
 from headgate.kit.ids import new_uuid
 from headgate.kit.life import Job
 from headgate.kit.metrics import counter
-from headgate.kit.problems import StoreUnavailable
+from headgate.kit.problems import RateLimited, StoreFull, StoreUnavailable
 from headgate.store import Store, Thing, script
 from headgate.waiting_room.gate_rules import MOST_REVOKED, GateRules, Match
+from headgate.waiting_room.metrics import QUEUES, label
 from headgate.waiting_room.model import State, Status
 from headgate.waiting_room.passes import VISITOR_SECONDS, Pass, PassKeys, Visitor
 from headgate.waiting_room.paths import within
 from headgate.waiting_room.policy import FailMode
 from headgate.waiting_room.problems import QueueUnknown, SessionUnknown, TicketInvalid
-from headgate.waiting_room.queues import label
 from headgate.waiting_room.room import WaitingRoom
 from headgate.waiting_room.traffic import Traffic
 
@@ -41,10 +42,8 @@ MOST_RECOGNISED: Final = 20_000
 NICKNAME: Final = "visitor"
 
 VERDICTS = counter("headgate_gate_verdicts_total", "What gates answered, and why.", ["verdict", "reason"])
-FAIL_MODE = counter(
-    "headgate_gate_fail_mode_total",
-    "Answers given while the store was away, by the queue's own choice.",
-    ["queue", "mode"],
+FAIL_MODE = QUEUES.counter(
+    "headgate_gate_fail_mode_total", "Answers given while the store was away, by the queue's own choice.", ["mode"]
 )
 
 
@@ -57,30 +56,36 @@ class Reason(StrEnum):
     INSIDE = "inside"
     ADMITTED = "admitted"
     WAITING = "waiting"
+    LIMITED = "limited"
     FAIL_OPEN = "fail_open"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One request: what it is about, and who asks. `user_id` is an account that the site vouches for."""
+    """One request: what it is about, and who asks. `user_id` is an account that the site vouches for.
+
+    `spend` counts an entry against the limit of the visitor's address; raises RateLimited.
+    """
 
     namespace: str
     resource: str = ""
     event_type: str = ""
-    target: str = ""
+    target: bytes = b""
     client: str = ""
     user_id: str = ""
     cookies: tuple[str, ...] = ()
     headers: dict[bytes, bytes] = msgspec.field(default_factory=dict)
+    spend: Callable[[str], None] | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Pass or wait; `visitor` is set when the cookie must be written anew."""
+    """Pass or wait; `visitor` is set when the cookie must be written anew, `refusal` when the visitor is not in line yet."""
 
     passes: bool
     reason: Reason
     queue: str = ""
     status: Status | None = None
     visitor: Visitor | None = None
+    refusal: RateLimited | None = None
 
 
 _UNGUARDED: Final = Verdict(True, Reason.UNGUARDED)
@@ -130,12 +135,13 @@ class Gate:
             await asyncio.sleep(FLUSH_SECONDS)
             figures, self._figures = self._figures, {}
             for reason, number in figures.items():
-                VERDICTS.labels("wait" if reason is Reason.WAITING else "pass", reason).inc(number)
+                VERDICTS.labels("wait" if reason in (Reason.WAITING, Reason.LIMITED) else "pass", reason).inc(number)
             await self.traffic.flush()
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
         """End somebody's pass on every gate; they may stand in line again."""
         await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
+        await self._room.queues.mark(thing)
         self._inside.pop((thing, user_id), None)
 
     async def visitor(self, cookies: tuple[str, ...]) -> Visitor | None:
@@ -177,13 +183,16 @@ class Gate:
             if self._away:
                 self._look_again(match.queue)
             verdict = await self._renew(match, question.user_id, visitor) if held is not None else None
+            if verdict is None and visitor is None and not question.user_id and question.spend is not None:
+                verdict = _limited(match, question.spend)
             if verdict is None:
                 verdict = await self._enter(match, question.user_id, visitor or self.newcomer())
             if self._away:
                 self._away.pop(match.queue, None)
             return verdict
-        except StoreUnavailable:
-            self._away.setdefault(match.queue, monotonic() + AWAY_SECONDS)
+        except StoreUnavailable as error:
+            if not isinstance(error, StoreFull):  # which has answers for those it knows
+                self._away.setdefault(match.queue, monotonic() + AWAY_SECONDS)
             mode = match.guard.policy.fail_mode
             FAIL_MODE.labels(label(match.guard.thing), mode).inc()
             if held is not None or mode is FailMode.OPEN:
@@ -301,3 +310,12 @@ class Gate:
                 self._full.clear()
             self._full[queue] = now
         return called > 0
+
+
+def _limited(match: Match, spend: Callable[[str], None]) -> Verdict | None:
+    """Count the entry of a visitor whom we have not seen before; who may not enter now waits without a place."""
+    try:
+        spend("entry")
+    except RateLimited as error:
+        return Verdict(False, Reason.LIMITED, match.queue.name, refusal=error)
+    return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, urlencode
 
 import msgspec
 from msgspec import Meta
 
-from headgate.kit.http import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, Wire, mounted
-from headgate.kit.ids import member_id, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreUnavailable
+from headgate.kit.http import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, Wire, header_value, mounted
+from headgate.kit.ids import ThingName, member_id, thing_name
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, RateLimited, StoreUnavailable
 from headgate.waiting_room.gate import Gate, Question, Verdict
 from headgate.waiting_room.model import State
 from headgate.waiting_room.page import PageState, choose_language, render, words_of
@@ -22,7 +21,6 @@ from headgate.waiting_room.returns import elsewhere, returnable, safe_return
 from headgate.waiting_room.room import WaitingRoom
 
 Name = Annotated[str, Meta(max_length=256)]
-Thing = Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
 RETRY_SECONDS: Final = 5
 _PASS: Final = Answer(b"")
 COOKIE: Final = {"Cookie": "the visitor's, with their place or their pass"}
@@ -51,15 +49,15 @@ class CheckAnswer(Wire, omit_defaults=True):
 class GateQuery(Wire):
     """What the proxy's own configuration says of a location; nothing in it comes from the visitor."""
 
-    namespace: Thing = "default"
-    resource: Thing = ""
-    event_type: Thing = ""
+    namespace: ThingName = "default"
+    resource: ThingName = ""
+    event_type: ThingName = ""
 
 
 class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
     """Which page to return to, and how the waiting page is shown; whatever a shared link brought along is not ours."""
 
-    return_to: str = "/"
+    return_to: str = ""
     lang: str = ""
     plain: str = ""
 
@@ -106,7 +104,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
                 call.namespace,
                 resource=query.resource,
                 event_type=query.event_type,
-                target=query.path,
+                target=query.path.encode(),
                 user_id=member_id(query.user_id, "userId"),
             )
         )
@@ -117,7 +115,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             "wait",
             queue=verdict.queue,
             rank=rank,
-            wait_url=wait_url(call.namespace, verdict.queue, query.path or "/"),
+            wait_url=wait_url(call.namespace, verdict.queue, query.path.encode() or b"/"),
             reason=verdict.reason,
         )
 
@@ -203,7 +201,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             tag="gate",
             query=WaitQuery,
             content_type="text/html; charset=utf-8",
-            other_statuses=(302,),
+            other_statuses=(302, 404),
             limit="gate",
             namespaced=True,
         ),
@@ -243,7 +241,7 @@ class _Nginx:
     async def ask(self, call: Call) -> Answer:
         """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
         query: GateQuery = call.query
-        target = call.headers.get(b"x-original-uri", b"/").decode("latin-1")
+        target = call.headers.get(b"x-original-uri", b"/")
         secure = is_secure(call)
         verdict = await self._gate.ask(
             Question(
@@ -255,6 +253,7 @@ class _Nginx:
                 "",
                 read_cookies(call.headers.get(b"cookie"), secure=secure),
                 call.headers,
+                call.spend,
             )
         )
         if verdict.passes and verdict.visitor is None:
@@ -272,24 +271,21 @@ class _Proxies:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._dialects: dict[str, Callable[[Call, dict[str, str]], Awaitable[Answer]]] = {
-            "forward": self._forward,
-            "envoy": self._envoy,
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope["headgate"]
-        path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
-        name, _, rest = path.removeprefix("/gate/").partition("/")
-        dialect = self._dialects.get(name)
-        if dialect is None or (rest and name != "envoy"):
-            raise NotFound
-        options = {key: values[0] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-        if name == "envoy":
+        path: bytes = scope.get("raw_path") or scope["path"].encode()
+        name, _, rest = path.removeprefix(b"/gate/").partition(b"/")
+        if name == b"envoy":
             # Envoy appends the request's own path, and with it the visitor's own query: nothing in it is ours.
-            options = {"target": f"/{rest}"}
-        answer = await dialect(call, options)
-        headers = [(key.lower().encode(), value.encode("latin-1")) for key, value in answer.headers.items()]
+            query: bytes = scope["query_string"]
+            answer = await self._for_visitor(call, {}, b"/%b?%b" % (rest, query) if query else b"/" + rest)
+        elif name == b"forward" and not rest:
+            options = {key: values[0] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+            answer = await self._for_visitor(call, options, call.headers.get(b"x-forwarded-uri") or b"/")
+        else:
+            raise NotFound
+        headers = [(key.lower().encode(), header_value(value)) for key, value in answer.headers.items()]
         body = answer.body if isinstance(answer.body, bytes) else b""
         headers += [(b"cache-control", b"no-store"), (b"content-length", b"%d" % len(body))]
         if body:
@@ -297,7 +293,7 @@ class _Proxies:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _ask(self, call: Call, options: dict[str, str], target: str) -> tuple[Verdict, dict[str, str]]:
+    async def _ask(self, call: Call, options: dict[str, str], target: bytes) -> tuple[Verdict, dict[str, str]]:
         """Ask the gate about a request that a proxy describes; gives the verdict and the headers it needs."""
         secure = is_secure(call)
         resource = thing_name(options["resource"], "resource") if "resource" in options else ""
@@ -310,30 +306,26 @@ class _Proxies:
                 client=call.client,
                 cookies=read_cookies(call.headers.get(b"cookie"), secure=secure),
                 headers=call.headers,
+                spend=call.spend,
             )
         )
         return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
 
-    async def _forward(self, call: Call, options: dict[str, str]) -> Answer:
-        """Traefik and Caddy pass on to the visitor whatever is not 2xx."""
-        return await self._for_visitor(call, options, call.header("x-forwarded-uri") or "/")
-
-    async def _envoy(self, call: Call, options: dict[str, str]) -> Answer:
-        """Envoy admits on 200 only, and takes 5xx for an outage of ours."""
-        query: bytes = call.scope["query_string"]
-        target = options["target"] + (f"?{query.decode('latin-1')}" if query else "")
-        return await self._for_visitor(call, {}, target)
-
-    async def _for_visitor(self, call: Call, options: dict[str, str], target: str) -> Answer:
+    async def _for_visitor(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
+        """Answer in the visitor's words: Traefik and Caddy pass on whatever is not 2xx, Envoy whatever is not 200 or 5xx."""
         verdict, headers = await self._ask(call, options, target)
         if verdict.passes:
             if "Set-Cookie" in headers:
+                # The site's page will carry this pass, so nobody may keep it for others.
+                headers["X-Headgate-Cache"] = "no-store"
                 # Caddy can copy a header of ours to its answer, but not Set-Cookie itself.
                 headers["X-Headgate-Set-Cookie"] = headers["Set-Cookie"]
             return Answer(status=200, headers=headers)
         page = wait_url(options.get("namespace", "default"), verdict.queue, target)
         if "text/html" in (call.header("accept") or ""):
             return Answer(status=302, headers={**headers, "Location": page})
+        if verdict.refusal is not None:
+            raise verdict.refusal
         rank = verdict.status.rank if verdict.status else None
         problem = MustWait(retry_after=RETRY_SECONDS, queue=verdict.queue, rank=rank, waitUrl=page)
         headers["Retry-After"] = str(RETRY_SECONDS)
@@ -366,19 +358,30 @@ class _WaitPage:
             message=guard.policy.message if guard else "",
             theme=guard.policy.theme if guard else Theme(),
             opens_at=guard.policy.opens_at if guard else None,
+            now=self._gate.rules.now(),
             plain=query.plain == "1",
         )
         words = words_of(language)
         visitor = await self._gate.visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
-        visitor = visitor or self._gate.newcomer()
         try:
+            if visitor is None:
+                call.spend("entry")
+                visitor = self._gate.newcomer()
             entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
         except QueueUnknown:
+            if not query.return_to:  # nobody was sent here from a page of the site that they could go back to
+                return _page(msgspec.structs.replace(state, missing=True), 404, {})
             return _sent_to(back, {})
         except QueueFull:
             return _page(msgspec.structs.replace(state, notice=words["full"]), 200, {})
         except QueueClosed:
+            if guard is not None and guard.policy.template:
+                return _sent_to(back, {})  # its template was deleted, so the gate lets everybody through
             return _page(msgspec.structs.replace(state, notice=words["closed"]), 200, {})
+        except RateLimited as error:
+            seconds = str(int(error.retry_after or RETRY_SECONDS))
+            headers = {"Retry-After": seconds, "Refresh": seconds}
+            return _page(msgspec.structs.replace(state, notice=words["crowded"]), 429, headers)
         except StoreUnavailable:
             headers = {"Retry-After": str(RETRY_SECONDS), "Refresh": str(RETRY_SECONDS)}
             return _page(msgspec.structs.replace(state, notice=words["unavailable"]), 503, headers)
@@ -392,7 +395,7 @@ class _WaitPage:
         return _page(state, 200, headers)
 
 
-def wait_url(namespace: str, queue: str, target: str) -> str:
+def wait_url(namespace: str, queue: str, target: bytes) -> str:
     """Give the waiting page's address for a request."""
     query = {"return": returnable(target)}
     if namespace != "default":

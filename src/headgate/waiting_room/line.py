@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -13,13 +12,13 @@ import msgspec
 
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id, new_uuid
-from headgate.kit.problems import Closed, InvalidRequest, StoreUnavailable
+from headgate.kit.problems import Closed, InvalidRequest, StoreFull, StoreUnavailable
 from headgate.store import Arg, Batch, Seat, Store, Thing, script
-from headgate.waiting_room.memory import Common
-from headgate.waiting_room.metrics import STREAMS
+from headgate.waiting_room.memory import Common, Memory
+from headgate.waiting_room.metrics import STREAMS, label
 from headgate.waiting_room.model import Entry, Status
-from headgate.waiting_room.problems import NotInLine, QueueLost, QueueUnknown
-from headgate.waiting_room.queues import Queues, label
+from headgate.waiting_room.problems import NotInLine, QueueLost, QueueReset, QueueUnknown
+from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import PLACE_SECONDS, Place, ProofKeys, SigningKeys
 from headgate.waiting_room.telling import FINAL, Hearer, Wake, place_of, tell
 
@@ -29,7 +28,9 @@ LEAVE = script("headgate.waiting_room", "leave")
 
 RETRY_SECONDS: Final = 1.0
 PROVEN: Final = "p"
+ENTERS: Final = "e"
 CALLED: Final = ord("P")
+DONE: Final = b"EFLB"
 LEAST_KEY: Final = 8
 MOST_KEY: Final = 256
 
@@ -45,29 +46,29 @@ class Asker(msgspec.Struct, frozen=True):
     proven: bool = False
     place: int | None = None
     generation: int = 0
+    called: bool = False
 
     def claim(self) -> str:
         """Write down for the scripts what they can show."""
         if not self.proven:
             return ""
-        flags = "pa" if self.account else PROVEN
+        flags = PROVEN + "a" * self.account + "c" * self.called
         return flags if self.place is None else f"{flags} {self.place} {self.generation} {self.nickname}"
 
 
 class Line:
     """The people of all queues."""
 
-    def __init__(
-        self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, serving: Callable[[Thing], int], wake: Wake
-    ) -> None:
+    def __init__(self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, memory: Memory, wake: Wake) -> None:
         self._store = store
         self._queues = queues
         self._keys = keys
         self._proofs = proofs
+        self._memory = memory
         hear = Hearer(queues, wake).hear
 
         def shared(thing: Thing) -> tuple[Arg, ...]:
-            return serving(thing), new_uuid()
+            return memory.serving(thing), new_uuid()
 
         self._entries = Batch(store, ENTRY, shared=shared, preface=hear, most=128)
         self._statuses = Batch(store, STATUS, shared=shared, preface=hear)
@@ -99,20 +100,23 @@ class Line:
             reply: Any = await seat
         except QueueUnknown as error:
             seat, reply = await self._ask_again(thing, error, lambda: self._entries.call(thing, *item))
+        except StoreFull as full:
+            seat, reply = await self._without_growing(thing, user_id, claim, full)
         common: Common = seat.preface
         number, account = place_of(reply)
+        now = self._store.now(thing)
         place = Place(
             sub=user_id,
             aud=thing.name,
             gen=common.generation,
             place=number,
-            exp=int(time.time()) + PLACE_SECONDS,
+            exp=int(now) + PLACE_SECONDS,
             ns=thing.namespace,
             account=account,
             name=nickname,
         )
         make = partial(Entry, place_token=keys.sign_place(place))
-        return tell(make, thing, user_id, reply, common, keys)
+        return tell(make, thing, user_id, reply, common, keys, now)
 
     async def status(self, thing: Thing, user_id: str, place_token: str | None, trusted: bool) -> Status:
         """Say where somebody stands, and note that they asked."""
@@ -128,7 +132,7 @@ class Line:
             member_id(user_id, "userId")  # nearly everybody is found: only who is not may have given what is no id
             raise
         keys = await self._keys() if reply[0] == CALLED else None
-        return tell(Status, thing, user_id, reply, seat.preface, keys)
+        return tell(Status, thing, user_id, reply, seat.preface, keys, self._store.now(thing) if keys else 0.0)
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
@@ -184,6 +188,23 @@ class Line:
 
         return await self._queues.kept(thing, asked)
 
+    async def _without_growing(self, thing: Thing, user_id: str, claim: str, full: StoreFull) -> tuple[Seat, bytes]:
+        """Answer an entry that a full store refused, if the user has a place, a ticket or a kept seat already."""
+        flags, space, place = claim.partition(" ")
+        item = (user_id, f"{flags}{ENTERS}{space}{place}")
+
+        async def asked() -> tuple[Seat, bytes]:
+            seat = self._statuses.call(thing, *item)
+            return seat, cast("bytes", await seat)
+
+        try:
+            seat, reply = await self._queues.kept(thing, asked)
+        except (NotInLine, QueueReset):
+            raise full from None
+        if reply[:1] in DONE:
+            raise full
+        return seat, reply
+
     def _newcomer(self, keys: SigningKeys, thing: Thing, nickname: str, idempotency_key: str | None) -> str:
         if idempotency_key is None:
             return new_uuid()
@@ -211,12 +232,13 @@ class Line:
             else None
         )
         if proof is not None and user_id is not None and not trusted:
-            self._proofs.check(proof, queue=thing.name, user_id=user_id)
+            self._proofs.check(proof, queue=thing.name, user_id=user_id, now=self._store.now(thing))
         known = trusted or proof is not None
         if place is not None:
             # An old one still says who they are, for whoever waits longer than that; it brings no place back.
-            kept = place.place if place.exp >= time.time() else None
-            return Asker(place.sub, nickname or place.name, place.account or known, True, kept, place.gen)
+            kept = place.place if place.exp >= self._store.now(thing) else None
+            called = self._memory.was_called(thing, place.sub)
+            return Asker(place.sub, nickname or place.name, place.account or known, True, kept, place.gen, called)
         if user_id is None:
             raise InvalidRequest("userId is missing.", field="userId")
         return Asker(user_id, nickname, account=known, proven=known)
@@ -245,5 +267,5 @@ class Line:
         kind, *changed = (words or "").split(" ")
         # Without names it may be about anybody: a reset, or hints that were missed.
         for user_id in changed if kind == "changed" else list(users):
-            for event in users.get(user_id, ()):
+            for event in users.get(user_id.removeprefix("+"), ()):
                 event.set()

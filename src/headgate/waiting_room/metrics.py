@@ -1,101 +1,145 @@
-"""What the waiting room counts and measures; numbers that live in the store are looked up there when asked for."""
+"""Metrics of the waiting room; numbers that live in the store are read there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from threading import get_ident
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Final
 
-import structlog
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-
 from headgate.kit import metrics
+from headgate.kit.logs import get_logger
+from headgate.kit.named_metrics import MOST_NAMES, OTHER, NamedReadings, Names
 from headgate.kit.problems import HeadgateError
+from headgate.store import Index, Thing
 from headgate.waiting_room.policy import Figures
 
 WAITS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 
-WAIT_SECONDS = metrics.histogram(
-    "headgate_queue_wait_seconds", "How long people waited from entry to promotion.", ["queue"], buckets=WAITS
+QUEUES: Final = Names("queue")
+WAIT_SECONDS = QUEUES.histogram(
+    "headgate_queue_wait_seconds", "How long people waited from entry to promotion.", buckets=WAITS
 )
-HOLD_SECONDS = metrics.histogram(
-    "headgate_queue_hold_seconds", "How long a seat was held from promotion to entering.", ["queue"], buckets=WAITS
+HOLD_SECONDS = QUEUES.histogram(
+    "headgate_queue_hold_seconds", "How long a seat was held from promotion to entering.", buckets=WAITS
 )
-ETA_ERROR_SECONDS = metrics.histogram(
-    "headgate_queue_eta_error_seconds",
-    "How far the wait predicted at entry was from the real one.",
-    ["queue"],
-    buckets=WAITS,
+ETA_ERROR_SECONDS = QUEUES.histogram(
+    "headgate_queue_eta_error_seconds", "How far the wait predicted at entry was from the real one.", buckets=WAITS
 )
-TICK_SECONDS = metrics.histogram("headgate_queue_tick_seconds", "How long a visit of a queue takes.", ["queue"])
-STREAMS = metrics.gauge("headgate_queue_streams", "Open event streams of people in line.", ["queue"])
+TICK_SECONDS = QUEUES.histogram("headgate_queue_tick_seconds", "How long a visit of a queue takes.")
+STREAMS = QUEUES.gauge("headgate_queue_streams", "Open event streams of people in line.")
 
 _GAUGES: Final = {
-    "headgate_queue_waiting": ("People in line.", "waiting"),
-    "headgate_queue_live_waiting": ("People in line who were seen lately, estimated from a sample.", "live"),
-    "headgate_queue_away": ("People who were called while away.", "away"),
-    "headgate_queue_holds": ("Seats held by tickets that are not used yet.", "holds"),
-    "headgate_queue_sessions": ("Sessions inside.", "sessions"),
-    "headgate_queue_capacity": ("Seats in force.", "capacity"),
+    "waiting": NamedReadings("queue", "headgate_queue_waiting", "People in line."),
+    "live": NamedReadings(
+        "queue", "headgate_queue_live_waiting", "People in line who were seen lately, estimated from a sample."
+    ),
+    "away": NamedReadings("queue", "headgate_queue_away", "People who were called while away."),
+    "holds": NamedReadings("queue", "headgate_queue_holds", "Seats held by tickets that are not used yet."),
+    "sessions": NamedReadings("queue", "headgate_queue_sessions", "Sessions inside."),
+    "capacity": NamedReadings("queue", "headgate_queue_capacity", "Seats in force."),
 }
 _COUNTS: Final = {
-    "headgate_queue_entered_total": ("People who entered the line.", "entered_total"),
-    "headgate_queue_admitted_total": ("People called to the front.", "admitted_total"),
-    "headgate_queue_abandoned_total": ("People who stayed away too long.", "abandoned_total"),
-    "ticket_issued_count": ("Tickets issued.", "issued_total"),
-    "ticket_expired_count": ("Tickets not used in time.", "expired_total"),
+    "entered_total": NamedReadings("queue", "headgate_queue_entered_total", "People who entered the line.", "unknown"),
+    "admitted_total": NamedReadings("queue", "headgate_queue_admitted_total", "People called to the front.", "unknown"),
+    "abandoned_total": NamedReadings(
+        "queue", "headgate_queue_abandoned_total", "People who stayed away too long.", "unknown"
+    ),
+    "issued_total": NamedReadings("queue", "ticket_issued_count", "Tickets issued.", "unknown"),
+    "expired_total": NamedReadings("queue", "ticket_expired_count", "Tickets not used in time.", "unknown"),
 }
-FRESH_SECONDS: Final = 1.0
-PATIENCE_SECONDS: Final = 1.0
+EVERY_SECONDS: Final = 5.0
+FRESH_SECONDS: Final = 0.25
+# A queue with somebody in it is visited at least this often by workers.
+BUSY_MS: Final = 5000
+MOST_BUSY: Final = 500
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class QueueNumbers:
     """The numbers that the store keeps for each queue, as they were at the last look.
 
-    Every process that shows them shows the same, because each ticket was counted once, by the script that made it.
+    Every process that shows them shows the same, because each ticket was counted once, by the script that made it. Only
+    queues in which something goes on are read again and again. The fullest are shown by name, the rest as `other`; what
+    `other` counts is what happened since the first look, so that it never goes back when a queue changes sides.
     """
 
-    def __init__(self, look: Callable[[], Awaitable[dict[str, Figures]]]) -> None:
-        self._look = look
-        self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
-        self._figures: dict[str, Figures] = {}
+    def __init__(
+        self, index: Index, read: Callable[[Thing], Awaitable[Figures | None]], most: int = MOST_NAMES
+    ) -> None:
+        self._index = index
+        self._read = read
+        self._most = most
+        self._figures: dict[Thing, Figures] = {}
+        self._shown: set[Thing] = set()
+        self._busy: set[Thing] = set()
+        self._others = dict.fromkeys(_COUNTS, 0)
         self._looked = -FRESH_SECONDS
-        self._looking: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+
+    async def keep(self) -> None:
+        """Look every few seconds, in one of the processes that share their metrics."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            if metrics.sole("queue-numbers"):
+                await self.refresh()
 
     async def refresh(self) -> None:
+        """Look at the store, unless that was done a moment ago."""
+        async with self._looking:
+            if monotonic() - self._looked < FRESH_SECONDS:
+                return
+            try:
+                await self.look()
+            except HeadgateError as error:
+                log.debug("queue figures not read", error=error.detail)
+            self._looked = monotonic()
+
+    async def look(self) -> None:
         """Look at the store now."""
-        self._looked = monotonic()
-        try:
-            self._figures = await self._look()
-        except HeadgateError as error:
-            log.debug("queue figures not read", error=error.detail)
+        things = await self._index.list(None)
+        busy = set(await self._index.due(BUSY_MS, MOST_BUSY))
+        living = set(things)
+        for gone in self._figures.keys() - living:
+            del self._figures[gone]
+        # One that was busy until now is read once more; of the idle, only as many as can be shown by name.
+        room = max(0, self._most - len(self._figures.keys() | busy))
+        unread = [thing for thing in things if thing not in self._figures and thing not in busy][:room]
+        wanted = [thing for thing in (*busy, *(self._busy - busy), *unread) if thing in living]
+        self._busy = busy
+        self._take_in(wanted, await asyncio.gather(*(self._read(thing) for thing in wanted)))
 
-    def collect(self) -> Iterable[Metric]:
-        """Give what is known; if that is old, look first, or, where waiting would stop the loop, behind the asker's back."""
-        if monotonic() - self._looked > FRESH_SECONDS and not self._loop.is_closed():
-            if get_ident() == self._thread:
-                self._refresh_soon()
+    def _take_in(self, things: Sequence[Thing], told: Sequence[Figures | None]) -> None:
+        before = dict(self._figures)
+        for thing, figures in zip(things, told, strict=True):
+            if figures is None:
+                self._figures.pop(thing, None)
             else:
-                with suppress(TimeoutError):
-                    asyncio.run_coroutine_threadsafe(self.refresh(), self._loop).result(PATIENCE_SECONDS)
-        for name, (text, field) in _GAUGES.items():
-            family = GaugeMetricFamily(name, text, labels=["queue"])
-            for queue, figures in self._figures.items():
-                family.add_metric([queue], getattr(figures, field))
-            yield family
-        for name, (text, field) in _COUNTS.items():
-            # The library would add _total to a counter's name, and two of these names are given.
-            counts = Metric(name, text, "unknown")
-            for queue, figures in self._figures.items():
-                counts.add_sample(name, {"queue": queue}, getattr(figures, field))
-            yield counts
+                self._figures[thing] = figures
+        ranked = sorted(self._figures, key=lambda thing: _fullness(self._figures[thing]), reverse=True)
+        shown, rest = ranked[: self._most], ranked[self._most :]
+        for thing in rest:
+            if thing in before and thing not in self._shown:
+                for field in _COUNTS:
+                    grown = getattr(self._figures[thing], field) - getattr(before[thing], field)
+                    self._others[field] += max(0, grown)
+        self._shown = set(shown)
+        others: dict[str, float] = dict(self._others) if rest or any(self._others.values()) else {}
+        if others:
+            others |= {field: sum(getattr(self._figures[thing], field) for thing in rest) for field in _GAUGES}
+        for field, readings in (_GAUGES | _COUNTS).items():
+            values = {label(thing): getattr(self._figures[thing], field) for thing in shown}
+            readings.replace(values | ({OTHER: others[field]} if others else {}))
+        for thing in rest:
+            if thing not in self._busy:
+                del self._figures[thing]
 
-    def _refresh_soon(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = self._loop.create_task(self.refresh())
+
+def label(thing: Thing) -> str:
+    """Name a queue in metrics: bare in the default namespace."""
+    return thing.name if thing.namespace == "default" else f"{thing.namespace}/{thing.name}"
+
+
+def _fullness(figures: Figures) -> tuple[int, int]:
+    return figures.waiting + figures.away + figures.holds + figures.sessions, figures.entered_total

@@ -8,7 +8,6 @@ from random import random
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from headgate.kit.http import Wire
 
@@ -26,6 +25,7 @@ HEARING_SECONDS: Final = 0.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
 # A report of who is inside is one step of the store, so it is bounded, and with it the seats of a server.
+# A report of ten times as many takes the store twelve times as long, too long for one step.
 MOST_SESSIONS: Final = 10_000
 
 
@@ -64,11 +64,11 @@ class Seat(Wire):
     address: str
 
 
-class Status(Wire, kw_only=True):
+class Status(Wire, kw_only=True, omit_defaults=True):
     """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted.
 
     While there is no `eta`, `leastSeconds` is how long it will take at least, if that is known. `paused` is true while nobody
-    is called and all places are kept, and absent otherwise.
+    is called and all places are kept. What there is not is None in Python and absent on the wire, and so is a `paused` that is false.
     """
 
     status: State
@@ -78,16 +78,16 @@ class Status(Wire, kw_only=True):
     place: int
     eta: Eta | None
     poll_after_ms: int
-    least_seconds: float | UnsetType = UNSET
-    paused: bool | UnsetType = UNSET
-    ticket_id: str | UnsetType = UNSET
-    ticket: str | UnsetType = UNSET
-    server: Seat | UnsetType = UNSET
-    expires_in_ms: int | UnsetType = UNSET
-    advice: str | UnsetType = UNSET
+    least_seconds: float | None = None
+    paused: bool = False
+    ticket_id: str | None = None
+    ticket: str | None = None
+    server: Seat | None = None
+    expires_in_ms: int | None = None
+    advice: str | None = None
 
 
-class Entry(Status, kw_only=True):
+class Entry(Status, kw_only=True, omit_defaults=True):
     """The answer to an entry: a status, and the signed proof of the place."""
 
     place_token: str
@@ -100,7 +100,7 @@ class User(Wire):
     nickname: str
 
 
-class Redeemed(Wire):
+class Redeemed(Wire, omit_defaults=True):
     """A ticket that was just spent, or was spent before by this same session.
 
     `traceparent` is that of the entry, if the player is traced: whoever lets them in goes on with it.
@@ -112,7 +112,16 @@ class Redeemed(Wire):
     seq: int
     session_id: str
     instance_id: str
-    traceparent: str | UnsetType = UNSET
+    traceparent: str | None = None
+
+
+class RenewedSession(Wire):
+    """A session that goes on: whose it is, and when it ends unless it is renewed again."""
+
+    session_id: str
+    queue: str
+    user_id: str
+    expires_in_ms: int
 
 
 class Beat(Wire):

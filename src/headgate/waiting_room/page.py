@@ -41,7 +41,9 @@ class PageState(msgspec.Struct, frozen=True):
     notice: str = ""
     plain: bool = False
     elsewhere: bool = False
+    missing: bool = False
     opens_at: datetime | None = None
+    now: float = 0.0  # the store's time in seconds
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -83,7 +85,7 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
     heading = words["turn"] if turn else words["heading"] if in_line else words["over"]
     go_label, go_url = (words["enter"], state.return_url) if turn else (words["join_again"], again_url)
     if not state.user_id:
-        heading, go_label = words["title"], words["check_again"]
+        heading, go_label = words["missing" if state.missing else "title"], words["check_again"]
     values = {
         "lang": state.language,
         "dir": words["dir"],
@@ -95,12 +97,12 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
         "message": f'<p class="message" dir="auto">{html.escape(state.message)}</p>' if state.message else "",
         "rank": html.escape(str(state.status.get("rank") or "")),
         "progress": "0",
-        "eta": html.escape(_opening(words, state.opens_at) or (words["paused"] if state.status.get("paused") else "")),
+        "eta": html.escape(_opening(words, state) or (words["paused"] if state.status.get("paused") else "")),
         "progress_hidden": " hidden" if state.plain else "",
         "explain": html.escape(state.notice or _explain(words, state, in_line=in_line)),
         "go_url": html.escape(go_url),
         "go_label": html.escape(go_label),
-        "go_hidden": " hidden" if in_line else "",
+        "go_hidden": " hidden" if in_line or state.missing else "",
         "follow": "",
         "by_hand": "",
         "leave_url": html.escape(again_url),
@@ -147,15 +149,18 @@ def _explain(words: dict[str, str], state: PageState, *, in_line: bool) -> str:
     return words["explain_plain" if state.plain else "explain"]
 
 
-def _opening(words: dict[str, str], opens_at: datetime | None) -> str:
+def _opening(words: dict[str, str], state: PageState) -> str:
     """Say when the line opens, if that is still to come; the script says it again in the visitor's own time zone."""
-    if opens_at is None or opens_at <= datetime.now(UTC):
+    opens_at = state.opens_at
+    if opens_at is None or opens_at.timestamp() <= state.now:
         return ""
     return words["opens"].replace("{time}", f"{opens_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def _address(state: PageState, *, language: str, **more: str) -> str:
-    query = {"return": state.return_url, "lang": language, **more}
+    query = {"lang": language, **more}
+    if not state.missing:
+        query = {"return": state.return_url, **query}
     if state.namespace != "default":
         query["namespace"] = state.namespace
     return f"/wait/{state.queue}?{urlencode(query)}"

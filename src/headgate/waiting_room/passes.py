@@ -58,10 +58,6 @@ class Visitor(msgspec.Struct, frozen=True, array_like=True):
         rest = tuple(held for held in self.passes if held.queue != new.queue)
         return Visitor(self.id, self.expires, (new, *rest)[:MOST_PASSES])
 
-    def without_pass(self, queue: str) -> Visitor:
-        """Drop the pass for a queue."""
-        return Visitor(self.id, self.expires, tuple(held for held in self.passes if held.queue != queue))
-
 
 class PassKeys:
     """Secrets that sign the cookie: the first one signs, all of them verify, so that keys can be rotated."""

@@ -1,107 +1,84 @@
-"""Which requests a queue guards, and which may always pass.
+"""How a request's path may be read, and which addresses a client has.
 
-The two are read differently on purpose. What is guarded is matched generously: case, percent-encoding, doubled slashes and
-dots make no difference, since the site behind may see through them too. It may also see through fewer of them than we do
-(`/sale/..;/x` is `/x` to one server and below `/sale` to another), so a path is guarded if any way to read it is. What may
-bypass is matched literally: a path that is not already in its plain form bypasses nothing.
+A path is bytes. What is guarded is matched generously: case, percent-encoding, doubled slashes and dots make no difference,
+since the site behind may see through them too. It may also see through fewer of them than we do (`/sale/..;/x` is `/x` to one
+server and below `/sale` to another), so a path is guarded if any way to read it is. A path that cannot be read (it is too
+long, is not UTF-8, is encoded too many times over, has a zero byte, or is long and can be read in too many ways) is guarded by
+any queue that is on. What may bypass is matched literally: a path that is not already in its plain form bypasses nothing.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import product
-from typing import Final
-from urllib.parse import unquote
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from headgate.kit.problems import InvalidRequest
+from headgate.waiting_room.globs import normal_form
 
+LONGEST_PATH: Final = 2048
+MOST_READ: Final = 4096
 _DECODINGS: Final = 4
+_BEYOND_ASCII: Final = re.compile(rb"%([89A-Fa-f][0-9A-Fa-f])")
+_PARAMETERS: Final = re.compile(r";[^/]*")
 Network = IPv4Network | IPv6Network
 
 
-def plain_path(target: str) -> str:
-    """Bring a request's path to the form that rules are matched on: decoded, lower-case, without `//` and dots."""
-    return _read(_decoded(target)[-1], slashes=True, parameters=False, dots=False)
+class Readings(NamedTuple):
+    """The paths that servers may take a request's for, the plain one first, and whether these can be all of them."""
+
+    paths: tuple[str, ...]
+    complete: bool
 
 
 @lru_cache(maxsize=64)
-def readings(target: str) -> tuple[str, ...]:
-    """Give every path that a server may take a request's for, the plain one first; kept, since each queue asks."""
+def readings(target: bytes) -> Readings:
+    """Read a request's path in every way that a server may; kept, since each queue asks."""
+    path = _path_of(target)
+    if len(path) > LONGEST_PATH:
+        return Readings((), complete=False)
+    decoded, complete = _decoded(path)
     found: dict[str, None] = {}
-    for path in reversed(_decoded(target)):
+    most = MOST_READ
+    for raw in reversed(decoded):
+        text = raw.decode(errors="replace")
         # What a path does not have cannot be read in two ways.
         ways = product(
-            (True, False) if "\\" in path else (True,),
-            (False, True) if ";" in path else (False,),
-            (False, True) if "/." in path or "\\." in path else (False,),
+            (True, False) if "\\" in text else (True,),
+            (False, True) if ";" in text else (False,),
+            (False, True) if "/." in text or "\\." in text else (False,),
         )
         for slashes, parameters, dots in ways:
-            found[_read(path, slashes=slashes, parameters=parameters, dots=dots)] = None
-    return tuple(found)
+            if most < len(text):
+                return Readings(tuple(found), complete=False)
+            most -= len(text)
+            found[_read(text, slashes=slashes, parameters=parameters, dots=dots)] = None
+    # Some servers end a path at a zero byte, and some do not end it at a fragment.
+    plain = b"\0" not in decoded[-1] and b"#" not in target.partition(b"?")[0]
+    return Readings(tuple(found), complete and plain and _is_text(decoded))
 
 
-def _decoded(target: str) -> list[str]:
-    """Give the path of a request as it was sent, decoded once, decoded twice, and so on until nothing is left to decode."""
-    path = target.split("?", 1)[0].split("#", 1)[0]
-    if not path.startswith("/") and (scheme := path.find("://")) > 0:
-        start = path.find("/", scheme + 3)
-        path = path[start:] if start > 0 else "/"
-    paths = [path]
-    while len(paths) <= _DECODINGS and (decoded := unquote(paths[-1], errors="replace")) != paths[-1]:
-        paths.append(decoded)
-    return paths
+def literal_path(target: bytes) -> str | None:
+    """Give the path as it was sent if it is in plain form but for its case; None if it hides anything.
 
-
-def _read(path: str, *, slashes: bool, parameters: bool, dots: bool) -> str:
-    """Read a path in one way: whether `\\` is a slash, and whether `;…` and dot segments are kept as they are."""
-    if slashes:
-        path = path.replace("\\", "/")
-    segments: list[str] = []
-    for segment in path.casefold().split("/"):
-        name = segment if parameters else segment.split(";", 1)[0]
-        if name == ".." and not dots:
-            segments[-1:] = []
-        elif name and (name != "." or dots):
-            segments.append(name)
-    return "/" + "/".join(segments)
-
-
-def literal_path(target: str) -> str | None:
-    """Give the path as it was sent if it is in plain form but for its case; None if it hides anything."""
-    path = target.split("?", 1)[0]
-    trimmed = path.rstrip("/") or "/"
-    return trimmed if plain_path(path) == trimmed.casefold() else None
-
-
-class PathRules:
-    """A list of globs: `*` is anything within one segment, `**` anything at all; `/a/**` is `/a` and all below it."""
-
-    def __init__(self, globs: Sequence[str], *, literal: bool = False) -> None:
-        self._literal = literal
-        self._patterns = [_compiled(glob if literal else glob.casefold()) for glob in globs]
-
-    def match(self, target: str) -> bool:
-        """Tell whether a request's path is meant."""
-        return self.capture(target) is not None
-
-    def capture(self, target: str) -> str | None:
-        """Give what the first star of the matching rule stands for (empty without a star); None if no rule matches."""
-        literal = literal_path(target) if self._literal else None
-        for path in readings(target) if not self._literal else () if literal is None else (literal,):
-            for pattern in self._patterns:
-                if found := pattern.fullmatch(path):
-                    return found[1] or "" if pattern.groups else ""
+    Browsers percent-encode what is beyond ASCII, so that alone hides nothing.
+    """
+    path = _path_of(target)
+    if len(path) > LONGEST_PATH:
         return None
-
-
-def check_glob(glob: str) -> str:
-    """Refuse a glob that cannot match any path."""
-    if not glob.startswith("/") or len(glob) > 512 or any(ord(sign) < 32 for sign in glob):
-        raise InvalidRequest("A path rule begins with / and has at most 512 characters.", field="paths")
-    return glob
+    path = _BEYOND_ASCII.sub(lambda sign: bytes((int(sign[1], 16),)), path)
+    try:
+        text = path.decode()
+    except UnicodeDecodeError:
+        return None
+    trimmed = text.rstrip("/") or "/"
+    plain = "%" not in text and normal_form(trimmed) == _read(text, slashes=True, parameters=False, dots=False)
+    return trimmed if plain and unicodedata.is_normalized("NFC", trimmed) else None
 
 
 def read_networks(texts: Sequence[str]) -> list[Network]:
@@ -123,8 +100,51 @@ def within(client: str, networks: Sequence[Network]) -> bool:
     return any(address in network for network in networks)
 
 
-@lru_cache(maxsize=1024)
-def _compiled(glob: str) -> re.Pattern[str]:
-    parts = re.split(r"(/\*\*$|\*\*|\*)", glob.rstrip("/") or "/")
-    signs = {"/**": "(?:/(.*))?", "**": "(.*)", "*": "([^/]*)"}
-    return re.compile("".join(signs.get(part, re.escape(part)) for part in parts), re.DOTALL)
+def _path_of(target: bytes) -> bytes:
+    """Take the query, the fragment, and the scheme and host of an absolute address off a request's target."""
+    path = target.split(b"?", 1)[0].split(b"#", 1)[0]
+    if not path.startswith(b"/") and (scheme := path.find(b"://")) > 0:
+        start = path.find(b"/", scheme + 3)
+        path = path[start:] if start > 0 else b"/"
+    return path
+
+
+def _decoded(path: bytes) -> tuple[list[bytes], bool]:
+    """Give a path as it was sent, decoded once, decoded twice, and so on; and whether nothing is left to decode."""
+    paths = [path]
+    while (decoded := unquote_to_bytes(paths[-1])) != paths[-1]:
+        if len(paths) > _DECODINGS:
+            return paths, False
+        paths.append(decoded)
+    return paths, True
+
+
+def _is_text(paths: Sequence[bytes]) -> bool:
+    try:
+        for path in paths:
+            path.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read(path: str, *, slashes: bool, parameters: bool, dots: bool) -> str:
+    """Read a path in one way: whether `\\` is a slash, and whether `;…` and dot segments are kept as they are."""
+    if slashes:
+        path = path.replace("\\", "/")
+    if not parameters and ";" in path:
+        path = _PARAMETERS.sub("", path)
+    segments = [segment for segment in path.split("/") if segment and (dots or segment != ".")]
+    if not dots and ".." in path:
+        segments = _without_parents(segments)
+    return normal_form("/" + "/".join(segments))
+
+
+def _without_parents(segments: list[str]) -> list[str]:
+    kept: list[str] = []
+    for segment in segments:
+        if segment == "..":
+            kept[-1:] = []
+        else:
+            kept.append(segment)
+    return kept

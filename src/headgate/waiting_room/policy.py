@@ -13,7 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from headgate.kit.http import Wire
 from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
-from headgate.waiting_room.paths import check_glob, read_networks
+from headgate.kit.validation import explain
+from headgate.waiting_room.globs import check_globs
+from headgate.waiting_room.paths import read_networks
 
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
@@ -22,6 +24,7 @@ FASTEST: Final = 1_000_000
 SOONEST_SECONDS: Final = 0.1
 LEAST_BATCH: Final = 100
 MOST_BATCH: Final = 10_000
+MOST_ADDRESSES: Final = 1000
 
 
 class Seats(StrEnum):
@@ -103,19 +106,25 @@ class Policy(Wire, kw_only=True):
     auto: Auto | None = None
     message: str = ""
     theme: Theme = Theme()
+    # The automatic queue that made this one; an operator's own queue has none, and cannot be given one.
+    template: str = ""
 
     def checked(self) -> Policy:
         """Check a policy before it is written, also one that was put together in Python; raises InvalidRequest."""
         try:
             msgspec.convert(msgspec.to_builtins(self), Policy)
         except (msgspec.ValidationError, TypeError) as error:
-            what, _, where = str(error).partition(" - at `$.")
-            field = where.rstrip("`") or "policy"
-            raise InvalidRequest(f"{what}, in {field}.", field=field) from error
+            sentence, field = explain(error, Policy)
+            raise InvalidRequest(sentence, field=field or "policy") from error
         if self.message:
             display_text(self.message, "message", 500)
-        for glob in (*self.paths, *self.bypass.paths):
-            check_glob(glob)
+        check_globs(self.paths, "paths")
+        check_globs(self.bypass.paths, "bypass.paths")
+        if len(self.bypass.addresses) > MOST_ADDRESSES:
+            raise InvalidRequest(
+                f"A queue has at most {MOST_ADDRESSES} networks in bypass.addresses; these are {len(self.bypass.addresses)}.",
+                field="bypass.addresses",
+            )
         read_networks(self.bypass.addresses)
         if self.opens_at is not None and self.opens_at.tzinfo is None:
             raise InvalidRequest("opensAt needs a time zone, such as 2026-01-01T09:00:00Z.", field="opensAt")

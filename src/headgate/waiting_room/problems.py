@@ -72,6 +72,6 @@ class SessionTaken(HeadgateError):
 
 
 class SessionUnknown(HeadgateError):
-    """No such session is inside."""
+    """This queue has no session of this id; it may have ended."""
 
     code, status = "session_unknown", 404

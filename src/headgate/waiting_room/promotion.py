@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final, cast
 
-import structlog
-
 from headgate.kit import traces
 from headgate.kit.ids import new_uuid
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.store import Claim, Store, Thing, script
-from headgate.waiting_room.metrics import ETA_ERROR_SECONDS, TICK_SECONDS, WAIT_SECONDS
+from headgate.waiting_room.metrics import ETA_ERROR_SECONDS, TICK_SECONDS, WAIT_SECONDS, label
 from headgate.waiting_room.problems import QueueLost, QueueUnknown
-from headgate.waiting_room.queues import Queues, label
+from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.settings import WaitingRoomSettings
 
 PROMOTE = script("headgate.waiting_room", "promote")
@@ -26,7 +25,7 @@ CLAIMS: Final = 16
 MOST_VISITS: Final = 256
 STEPS: Final = 25
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Promotion:
@@ -55,12 +54,16 @@ class Promotion:
     async def visit(self, thing: Thing) -> int | None:
         """Do all that is due in a queue, in bounded steps; gives when it is due again."""
         started = monotonic()
-        with traces.span("queue tick", queue=thing.name):
-            for _ in range(STEPS):
-                more, due_in, called = await self.step(thing)
-                if not more and not called:
-                    break
-        TICK_SECONDS.labels(label(thing)).observe(monotonic() - started)
+        people = 0
+        for _ in range(STEPS):
+            more, due_in, called = await self.step(thing)
+            people += called
+            if not more and not called:
+                break
+        seconds = monotonic() - started
+        if people:
+            traces.past("queue tick", seconds, queue=label(thing), people=people)
+        TICK_SECONDS.labels(label(thing)).observe(seconds)
         return 0 if more else due_in
 
     async def look(self) -> None:

@@ -10,10 +10,10 @@ from time import monotonic
 from typing import Final, TypeVar, cast
 
 import msgspec
-import structlog
 
 from headgate.kit.http import Wire
 from headgate.kit.ids import new_ulid, thing_name
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, VersionConflict
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import Common, Memory, Remembered
@@ -29,33 +29,37 @@ BOARD = script("headgate.waiting_room", "board")
 MARKS: Final = 64
 ATTEMPTS: Final = 5
 MOST_RECORDS: Final = 1000
-MOST_METERED: Final = 500
 MOST_NAMED: Final = 4_096
 OFFSET_AT: Final = 15
+TOTALS_AT: Final = 17
 # What nobody tells us of, such as a clock that was put back, we know after this long.
 LEARN_SECONDS: Final = 60.0
 
-log = structlog.get_logger()
+log = get_logger()
 T = TypeVar("T")
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is remembered of a queue to write it back: its policy, its operator's switches, and how far its clock is ahead."""
+    """The memory from which a lost queue is written back: its policy, its operator's switches, and how far its clock is ahead.
+
+    Its numbers may be ahead of that clock, for a minute after a possible loss.
+    """
 
     policy: Policy
     paused: bool
     draining: bool
     offset_ms: int
+    ahead_ms: int
 
 
 class AuditRecord(Wire):
-    """Who did what to a queue, and when; `old` and `new` are policies, or switches."""
+    """One entry of a queue's audit trail; `old` and `new` are policies, or an operator's switches."""
 
     at: str
     who: str
     action: str
-    old: str
-    new: str
+    old: dict[str, object]
+    new: dict[str, object]
 
 
 class Audit(Wire):
@@ -100,8 +104,7 @@ class Queues:
         self.index = Index(store, "queue")
         self._store = store
         self._memory = memory
-        self._listening = ExitStack()
-        self._heard: set[Thing] = set()
+        self._listening: dict[Thing, ExitStack] = {}
         self._named: dict[tuple[str, str], Thing] = {}
         self._learned: dict[Thing, float] = {}
 
@@ -119,7 +122,7 @@ class Queues:
         """Show a queue; raises QueueUnknown."""
         reply = await self._read(thing)
         view = _view(thing, reply)
-        self._remember(thing, view, cast("int", reply[OFFSET_AT]))
+        self._remember(thing, view, *cast("list[int]", reply[OFFSET_AT:TOTALS_AT]))
         return view
 
     async def list(self, namespace: str | None) -> Sequence[QueueView]:
@@ -135,16 +138,20 @@ class Queues:
                 found.append(_view(thing, cast("list[Reply]", reply)))
         return found
 
-    async def figures(self) -> dict[str, Figures]:
-        """Give the numbers of the first so many queues, by the name that metrics use; the others cost nothing."""
-        things = (await self.index.list(None))[:MOST_METERED]
-        told = await asyncio.gather(*(self._figures(thing) for thing in things))
-        return {label(thing): figures for thing, figures in zip(things, told, strict=True) if figures is not None}
+    async def figures(self, thing: Thing) -> Figures | None:
+        """Give a queue's numbers, and of those in line how many were seen lately; None if it is gone."""
+        try:
+            view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
+            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
+        except QueueUnknown:
+            return None
+        marked = (len(board) - 7) // 2
+        return msgspec.structs.replace(view.figures, live=round(view.waiting * board[6] / marked) if marked > 0 else 0)
 
     async def configure(
-        self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None
+        self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None, template: str = ""
     ) -> QueueView:
-        """Create a queue or change its policy; `expected` is the version it must have, 0 for a new one."""
+        """Create a queue, from a template or not, or change its policy; `expected` is its version, 0 for a new one."""
         for _ in range(ATTEMPTS):
             try:
                 before: QueueView | None = await self.view(thing)
@@ -154,6 +161,8 @@ class Queues:
             if expected is not None and expected != version:
                 raise VersionConflict(version=version)
             policy = change.applied_to(_policy_of(before) if before else None)
+            if template:
+                policy = msgspec.structs.replace(policy, template=template)
             await self.index.put(thing, 0)
             try:
                 await self._write(thing, policy, version, who)
@@ -177,8 +186,9 @@ class Queues:
         request = new_ulid()
         await self.index.put(thing, 0)
         await self.kept(thing, act)
+        await self.mark(thing)
         if action == "delete":
-            self._memory.forget(thing)
+            self.forget(thing)
             # A worker that came by just before found a queue; the next one finds none, and strikes it from the list.
             await self.index.put(thing, 0)
         log.info("queue operated", queue=thing.name, namespace=thing.namespace, action=action, who=who)
@@ -190,7 +200,7 @@ class Queues:
         return Audit(
             thing.name,
             [
-                AuditRecord(_iso(int(at)), who, action, old, new)
+                AuditRecord(_iso(int(at)), who, action, _object(old), _object(new))
                 for at, who, action, old, new in (
                     [record[name] for name in ("at", "who", "action", "old", "new")] for record in _records(entries)
                 )
@@ -218,13 +228,22 @@ class Queues:
         except QueueLost as error:
             raise QueueUnknown from error
 
+    async def mark(self, thing: Thing) -> None:
+        """Have every gate read a queue again, also those that miss the hint; if this fails, they are late and not wrong."""
+        try:
+            await self.index.mark(thing)
+        except HeadgateError as error:
+            log.debug("change not marked", queue=thing.name, error=error.detail)
+
     def forget(self, thing: Thing) -> None:
         """A queue was deleted, and we may have missed the notice: it must not come back by our memory."""
         self._memory.forget(thing)
+        if (stack := self._listening.pop(thing, None)) is not None:
+            stack.close()
 
-    def note(self, thing: Thing, generation: int, serving: int) -> Remembered:
+    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> Remembered:
         """Take in what an answer said of a queue, and learn its policy if we do not have it."""
-        known = self._memory.note(thing, generation, serving)
+        known = self._memory.note(thing, generation, epoch, serving)
         now = monotonic()
         if known.stale or now - self._learned.get(thing, -LEARN_SECONDS) >= LEARN_SECONDS:
             known.stale = False
@@ -243,7 +262,8 @@ class Queues:
 
     def close(self) -> None:
         """Stop listening."""
-        self._listening.close()
+        for thing in tuple(self._listening):
+            self._listening.pop(thing).close()
 
     async def _learn(self, thing: Thing) -> None:
         try:
@@ -254,32 +274,24 @@ class Queues:
             if known is not None:
                 known.stale = True
 
-    def _remember(self, thing: Thing, view: QueueView, offset_ms: int) -> None:
-        known = self._memory.note(thing, view.generation, view.serving)
-        kept = Kept(_policy_of(view), view.paused, view.draining, offset_ms)
+    def _remember(self, thing: Thing, view: QueueView, offset_ms: int, ahead_ms: int) -> None:
+        known = self._memory.note(thing, view.generation, int(view.epoch), view.serving)
+        kept = Kept(_policy_of(view), view.paused, view.draining, offset_ms, ahead_ms)
         known.policy, known.stale = msgspec.json.encode(kept), False
-        if thing not in self._heard:
-            self._heard.add(thing)
-            self._listening.enter_context(
-                self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words))
-            )
+        if thing not in self._listening:
+            stack = self._listening[thing] = ExitStack()
+            stack.enter_context(self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words)))
 
     def _on_hint(self, thing: Thing, words: str | None) -> None:
         known = self._memory.of(thing)
         if words == "delete":
-            self._memory.forget(thing)
-        elif known is not None and not (words or "").startswith("changed"):
+            self.forget(thing)
+        elif known is not None and words is not None and words.startswith("changed"):
+            known.change(words.split(" ")[1:])
+        elif known is not None:
             known.stale = True
-
-    async def _figures(self, thing: Thing) -> Figures | None:
-        """Give a queue's numbers, and of those in line how many were seen lately; None if it is gone."""
-        try:
-            view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
-            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
-        except QueueUnknown:
-            return None
-        marked = (len(board) - 7) // 2
-        return msgspec.structs.replace(view.figures, live=round(view.waiting * board[6] / marked) if marked > 0 else 0)
+            if words is None:
+                known.doubt()
 
     async def _read(self, thing: Thing) -> Sequence[Reply]:
         return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
@@ -289,26 +301,41 @@ class Queues:
         if known is None or not known.policy:
             return False
         kept = msgspec.json.decode(known.policy, type=Kept)
-        was = f"{kept.offset_ms}{'p' * kept.paused}{'d' * kept.draining}"
+        served = max(known.serving, known.served)
+        was = f"{kept.offset_ms} {kept.ahead_ms} {served} {'p' * kept.paused}{'d' * kept.draining}"
         await self.index.put(thing, 0)
         try:
-            await self._write(thing, kept.policy, 0, "headgate", generation=known.generation, restoring=was)
+            await self._write(
+                thing, kept.policy, 0, "headgate", known.generation, restoring=was, recalled=known.recalled()
+            )
         except VersionConflict:
             return True  # another process was faster
         log.warning("queue written back", queue=thing.name, namespace=thing.namespace)
         return True
 
     async def _write(
-        self, thing: Thing, policy: Policy, version: int, who: str, *, generation: int = 1, restoring: str = ""
+        self,
+        thing: Thing,
+        policy: Policy,
+        version: int,
+        who: str,
+        generation: int = 1,
+        *,
+        restoring: str = "",
+        recalled: str = "",
     ) -> None:
         json = msgspec.json.encode(policy)
         fields = policy.for_script()
-        await self._store.run(CONFIGURE, thing, version, who, json, generation, restoring, *fields)
+        await self._store.run(CONFIGURE, thing, version, who, json, generation, restoring, recalled, *fields)
+        await self.mark(thing)
 
 
-def label(thing: Thing) -> str:
-    """Name a queue in metrics: bounded, and bare in the default namespace."""
-    return thing.name if thing.namespace == "default" else f"{thing.namespace}/{thing.name}"
+def _object(text: str) -> dict[str, object]:
+    """Read what an audit entry says; older ones have `name=value` words, or nothing."""
+    if text.startswith("{"):
+        return msgspec.json.decode(text, type=dict[str, object])
+    words = (word.partition("=") for word in text.split(" ") if "=" in word)
+    return {name: value for name, _, value in words}
 
 
 def _policy_of(view: QueueView) -> Policy:
@@ -323,7 +350,7 @@ def _view(thing: Thing, reply: Sequence[Reply]) -> QueueView:
     paused, draining, waiting, away, holds, sessions, kept, servers, capacity, rate, serving = numbers
     totals = {
         cast("bytes", name).decode(): cast("int", number)
-        for name, number in zip(reply[OFFSET_AT + 1 :: 2], reply[OFFSET_AT + 2 :: 2], strict=True)
+        for name, number in zip(reply[TOTALS_AT::2], reply[TOTALS_AT + 1 :: 2], strict=True)
     }
     figures = Figures(
         waiting=waiting,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -15,7 +16,7 @@ from headgate.store import Store, Thing, script
 from headgate.waiting_room.line import Line
 from headgate.waiting_room.memory import Memory
 from headgate.waiting_room.metrics import QueueNumbers
-from headgate.waiting_room.model import Beat, Board, Entry, Reason, Redeemed, Servers, State, Status
+from headgate.waiting_room.model import Beat, Board, Entry, Reason, Redeemed, Servers, Status
 from headgate.waiting_room.promotion import Promotion
 from headgate.waiting_room.queues import BOARD, MARKS, Queues
 from headgate.waiting_room.seats import Seats
@@ -26,7 +27,8 @@ SHARED_KEYS = script("headgate.waiting_room", "shared_keys")
 
 BOARD_SECONDS: Final = 1.0
 WAKE_SECONDS: Final = 0.2
-NUMBERS_SECONDS: Final = 5.0
+MOST_WOKEN: Final = 10_000
+MOST_BOARDS: Final = 10_000
 
 
 class WaitingRoom:
@@ -47,14 +49,18 @@ class WaitingRoom:
         self._fetching = asyncio.Lock()
         self.queues = Queues(store, memory)
         proofs = ProofKeys(settings.proof_secret, settings.proof_keys)
-        self._line = Line(store, self.queues, self.signing_keys, proofs, memory.serving, self._wake)
-        self._seats = Seats(store, self.queues, self._wake)
+        self._line = Line(store, self.queues, self.signing_keys, proofs, memory, self._wake)
+        self._seats = Seats(store, self.queues, memory, self._wake)
         self.promotion = Promotion(store, self.queues, settings)
         self._boards: dict[Thing, tuple[float, asyncio.Future[Board]]] = {}
         self._woken: dict[Thing, float] = {}
-        self._numbers = QueueNumbers(self.queues.figures)
+        self.numbers = QueueNumbers(self.queues.index, self.queues.figures)
         if metered:
-            metrics.collect(self._numbers.collect)
+            metrics.before_scrape(self.numbers.refresh)
+
+    def now(self) -> float:
+        """Give the store's time in seconds, which everything signed goes by."""
+        return self._store.now()
 
     def entry(
         self,
@@ -78,17 +84,6 @@ class WaitingRoom:
             idempotency_key=idempotency_key,
             trusted=trusted,
         )
-
-    async def enter_and_pass(self, namespace: str, queue: str, nickname: str, *, user_id: str) -> Entry | Status:
-        """Join a queue for a gate, and be called at once if nobody is ahead and a seat is free.
-
-        The line is served in order all the same: whoever stands in front is called first.
-        """
-        entry = await self.entry(namespace, queue, nickname, user_id=user_id, trusted=True)
-        if entry.status is not State.WAITING:
-            return entry
-        await self.promotion.step(self.queues.thing(namespace, queue))
-        return await self.status(namespace, queue, user_id, trusted=True)
 
     def status(
         self, namespace: str, queue: str, user_id: str, place_token: str | None = None, trusted: bool = False
@@ -115,13 +110,23 @@ class WaitingRoom:
         """Look at the line as everybody may; at most one look a second goes to the store."""
         thing = self.queues.thing(namespace, queue)
         looked, future = self._boards.get(thing, (0.0, None))
-        if future is None or monotonic() - looked >= BOARD_SECONDS or (future.done() and future.exception()):
+        if future is None or monotonic() - looked >= BOARD_SECONDS:
             future = asyncio.ensure_future(self._look_at_board(thing))
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            future.add_done_callback(partial(self._end_board, thing))
             self._boards[thing] = (monotonic(), future)
-            if len(self._boards) > 10_000:
+            if len(self._boards) > MOST_BOARDS:
                 self._boards.pop(next(iter(self._boards)))
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            del future  # breaks the reference cycle through the traceback of its error
+
+    def _end_board(self, thing: Thing, future: asyncio.Future[Board]) -> None:
+        """Forget a look that failed at once: anybody may ask for queues that do not exist."""
+        if future.cancelled() or future.exception() is not None:
+            _, known = self._boards.get(thing, (0.0, None))
+            if known is future:
+                del self._boards[thing]
 
     async def redeem(
         self, namespace: str, queue: str, ticket_id: str, session_id: str, instance_id: str | None = None
@@ -196,13 +201,15 @@ class WaitingRoom:
         """Give what a worker does for the waiting room."""
         return [
             Job("promotion", self.promotion.run),
-            Job("queue numbers", self._numbers.refresh, NUMBERS_SECONDS),
+            Job("queue numbers", self.numbers.keep),
         ]
 
     def _wake(self, thing: Thing) -> None:
         """A queue that no worker visits has something in it again."""
         now = monotonic()
         if now - self._woken.get(thing, 0.0) >= WAKE_SECONDS:
+            if len(self._woken) >= MOST_WOKEN:
+                self._woken.clear()
             self._woken[thing] = now
             self._store.errands.start(self._put(thing))
 
@@ -216,7 +223,7 @@ class WaitingRoom:
         reply = await self.queues.kept(thing, lambda: self._store.run(BOARD, thing, MARKS))
         epoch, *numbers = cast("list[bytes | int]", reply)
         generation, serving, waiting, rate, now, _, *marks = cast("list[int]", numbers)
-        self.queues.note(thing, generation, serving)
+        self.queues.note(thing, generation, int(cast("bytes", epoch)), serving)
         at = datetime.fromtimestamp(now / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return Board(
             queue=thing.name,

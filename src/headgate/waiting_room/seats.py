@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from msgspec import UNSET
-
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Batch, Reply, Store, Thing, script
-from headgate.waiting_room.metrics import HOLD_SECONDS
+from headgate.waiting_room.memory import Memory
+from headgate.waiting_room.metrics import HOLD_SECONDS, label
 from headgate.waiting_room.model import (
     LEASE_MS,
     MOST_SESSIONS,
@@ -23,7 +22,7 @@ from headgate.waiting_room.model import (
     User,
 )
 from headgate.waiting_room.problems import TicketInvalid
-from headgate.waiting_room.queues import Queues, label
+from headgate.waiting_room.queues import Queues
 
 HEARTBEAT = script("headgate.waiting_room", "heartbeat")
 REDEEM = script("headgate.waiting_room", "redeem")
@@ -39,9 +38,10 @@ MOST_CHANGED: Final = 500
 class Seats:
     """The seats of all queues."""
 
-    def __init__(self, store: Store, queues: Queues, wake: Callable[[Thing], None]) -> None:
+    def __init__(self, store: Store, queues: Queues, memory: Memory, wake: Callable[[Thing], None]) -> None:
         self._store = store
         self._queues = queues
+        self._memory = memory
         self._wake = wake
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: (LEASE_MS, MOST_CHANGED), most=64)
         # A report may be long, so it does not share its call.
@@ -119,6 +119,7 @@ class Seats:
         user, nickname, server, seq, held_ms, trace, wake = cast(
             "tuple[bytes, bytes, bytes, int, int, bytes, int]", reply
         )
+        self._memory.entered(thing, user.decode())
         if wake:
             self._wake(thing)
         if held_ms >= 0:
@@ -133,7 +134,7 @@ class Seats:
             seq=seq,
             session_id=session_id,
             instance_id=server.decode(),
-            traceparent=trace.decode() or UNSET,
+            traceparent=trace.decode() or None,
         )
 
     async def end(self, thing: Thing, session_id: str, instance_id: str | None, reason: Reason) -> None:
@@ -145,6 +146,7 @@ class Seats:
 
     async def renew(self, thing: Thing, session_id: str) -> tuple[str, float]:
         """Renew a session that has no server; gives its user and for how many seconds. Raises SessionUnknown."""
+        member_id(session_id, "sessionId")
         reply = await self._queues.kept(thing, lambda: self._renewals.call(thing, session_id))
         user, left_ms = cast("tuple[bytes, int]", reply)
         return user.decode(), left_ms / 1000

@@ -25,6 +25,7 @@ from headgate.waiting_room.problems import TicketExpired, TicketInvalid
 ALGORITHM: Final = "Ed25519"
 PLACE_SECONDS: Final = 86_400
 LEEWAY_SECONDS: Final = 5.0
+STORE_TIME: Final = "X-Store-Time"  # beside the public keys: the store's time in seconds, which tickets go by
 LONGEST_TOKEN: Final = 4096
 # A header's members may be of any type, and the library takes some for what they should be.
 _UNREADABLE: Final = (JoseError, ValueError, TypeError)
@@ -90,9 +91,18 @@ class PublicKeys:
         return not isinstance(kid, str) or kid in {key.kid for key in self._keys.keys}
 
     def check_ticket(
-        self, ticket: str, *, queue: str, instance_id: str | None = None, namespace: str = "default"
+        self,
+        ticket: str,
+        *,
+        queue: str,
+        instance_id: str | None = None,
+        namespace: str = "default",
+        now: float | None = None,
     ) -> Ticket:
-        """Check a signed ticket for a queue and, if given, a server; raises TicketInvalid or TicketExpired."""
+        """Check a signed ticket for a queue and, if given, a server; raises TicketInvalid or TicketExpired.
+
+        `now` is the store's time in seconds; who does not know it goes by the clock of this machine.
+        """
         if len(ticket) > LONGEST_TOKEN:
             raise TicketInvalid
         try:
@@ -104,7 +114,7 @@ class PublicKeys:
             raise TicketInvalid("This ticket is for another queue.")
         if instance_id is not None and said.srv not in ("", instance_id):
             raise TicketInvalid("This ticket holds a seat on another server.")
-        if said.exp + LEEWAY_SECONDS < time.time():
+        if said.exp + LEEWAY_SECONDS < (time.time() if now is None else now):
             raise TicketExpired
         return said
 
@@ -203,12 +213,12 @@ class ProofKeys:
         self._secret = OctKey.import_key(secret) if secret else None
         self._keys = KeySet.import_key_set(msgspec.json.decode(jwks)) if jwks else None
 
-    def check(self, proof: str, *, queue: str, user_id: str) -> None:
-        """Check a site's word that this user is theirs; raises Forbidden."""
+    def check(self, proof: str, *, queue: str, user_id: str, now: float) -> None:
+        """Check a site's word that this user is theirs at the store's time `now`, in seconds; raises Forbidden."""
         said = self._read(proof)
         if said is None or said.sub != user_id or said.aud != queue:
             raise Forbidden("This proof does not speak for this user and this queue.")
-        if said.exp < time.time():
+        if said.exp < now:
             raise Forbidden("This proof is too old.")
 
     def _read(self, proof: str) -> _Proof | None:

@@ -8,7 +8,6 @@ and not for each who asks.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
@@ -44,10 +43,10 @@ PAUSED: Final = 2
 
 # Theirs: state, account, place, rank.
 _OWN: Final = struct.Struct("<cBdI")
-# Everybody's: generation, seconds since there is a line, switches, grace, serving, and what is forecast (free, turnover,
+# Everybody's: generation, seconds since there is a line, switches, grace, serving, epoch, and what is forecast (free, turnover,
 # departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and of
 # those who are late: turnover at first, seconds in which it slows down, how wrong that may be, seconds they hold a seat).
-_COMMON: Final = struct.Struct("<ddBddIdddddddddd")
+_COMMON: Final = struct.Struct("<ddBdddIdddddddddd")
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
 _LEFT: Final = struct.Struct("<dB")
 
@@ -75,22 +74,28 @@ class Hearer:
         said = cast("bytes", packed)
         common = self._queues.heard(thing, said)
         if common is None:
-            generation, age, switches, grace, serving, free, *rest = _COMMON.unpack(said)
+            generation, age, switches, grace, serving, epoch, free, *rest = _COMMON.unpack(said)
             rate, freed, cycle, pace, fastest, tick, *late = rest
             flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick, *late)
             paused = bool(switches & PAUSED)
             told = None if paused or flow.says_nothing() else flow
             common = Common(said, int(generation), bool(switches & WAKE), grace / 1000, free, told, paused)
-            self._queues.note(thing, common.generation, int(serving)).common = common
+            self._queues.note(thing, common.generation, int(epoch), int(serving)).common = common
         if common.wake:
             self._wake(thing)
         return common
 
 
 def tell(
-    make: Callable[..., Told], thing: Thing, user_id: str, reply: bytes, common: Common, keys: SigningKeys | None
+    make: Callable[..., Told],
+    thing: Thing,
+    user_id: str,
+    reply: bytes,
+    common: Common,
+    keys: SigningKeys | None,
+    now: float,
 ) -> Told:
-    """Say it in our words; `keys` sign the ticket of somebody who is called."""
+    """Say it in our words; `keys` sign the ticket of somebody who is called, and `now` is the store's time in seconds."""
     letter, _, place, rank = _OWN.unpack_from(reply)
     if letter == b"W":
         flow = common.flow
@@ -107,7 +112,7 @@ def tell(
             place=int(place),
             eta=eta,
             poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
-            least_seconds=msgspec.UNSET if least is None else least,
+            least_seconds=least,
         )
         return msgspec.structs.replace(waiting, paused=True) if flow is None and common.paused else waiting
     status = STATES[letter]
@@ -119,12 +124,12 @@ def tell(
         place=int(place),
         eta=None,
         poll_after_ms=INSIDE_POLL_MS,
-        advice=ADVICE.get(status, msgspec.UNSET),
+        advice=ADVICE.get(status),
     )
-    return _called(told, keys, thing, common.generation, reply) if status is State.PROMOTED else told
+    return _called(told, keys, thing, common.generation, reply, now) if status is State.PROMOTED else told
 
 
-def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes) -> Told:
+def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes, now: float) -> Told:
     """Add the ticket, its signed form and the seat that it holds."""
     left, length = _LEFT.unpack_from(reply, _OWN.size)
     at = _OWN.size + _LEFT.size
@@ -133,14 +138,14 @@ def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int,
     server = reply[at + 1 : at + 1 + reply[at]].decode()
     at += 1 + reply[at]
     address = reply[at + 2 : at + 2 + int.from_bytes(reply[at : at + 2], "little")].decode()
-    signed: str | msgspec.UnsetType = msgspec.UNSET
+    signed: str | None = None
     if keys:
         claims = Ticket(
             jti=ticket,
             sub=told.user_id,
             aud=thing.name,
             gen=generation,
-            exp=int(time.time() + left / 1000),
+            exp=int(now + left / 1000),
             srv=server,
             addr=address,
             ns=thing.namespace,
@@ -150,7 +155,7 @@ def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int,
         told,
         ticket_id=ticket,
         ticket=signed,
-        server=Seat(server, address) if server else msgspec.UNSET,
+        server=Seat(server, address) if server else None,
         expires_in_ms=int(left),
         poll_after_ms=min(told.poll_after_ms, max(500, int(left))),
     )

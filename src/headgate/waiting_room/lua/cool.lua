@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Find the resources that have been below the threshold for the whole cooldown, and forget traffic that has long gone.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 traffic (hash resource -> counts)   4 auto (hash resource -> since:above)
 ---          5 events (stream)

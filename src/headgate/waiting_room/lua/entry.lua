@@ -5,10 +5,10 @@
 ---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
 ---          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
 ---          16 traces (hash)
---- ARGV     1 context   2 serving (the last place called, as the caller remembers)
+--- ARGV     1 context   2 remembered (epoch, the last place called in it, the last one called before it)
 ---          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
 --- RETURNS  what all are told alike, packed: generation, seconds since there is a line, switches (1 wake, 2 paused),
----          grace_ms, serving, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace,
+---          grace_ms, serving, epoch, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace,
 ---          the fastest turnover, seconds of a tick, turnover at first, seconds in which it slows down, how wrong what is
 ---          supposed of the late may be, seconds they hold a seat; then for each user, packed: state, account, place,
 ---          rank; and for who is called: left_ms, ticket, server, address
@@ -18,7 +18,7 @@
 local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
-local context, remembered, seed = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local context, remembered, seed = ARGV[1], ARGV[2], ARGV[3]
 
 local queue = open_queue({
   meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
@@ -29,7 +29,7 @@ local refusal = unknown(queue)
 if refusal then
   return refuse_askers(refusal, 4)
 end
-queue.serving = math.max(queue.serving, remembered)
+hear_served(queue, remembered)
 local new_ticket = ticket_source(queue, seed)
 local ids, places, joining, replies = {}, {}, {}, { '' }
 for i = 4, #ARGV, 4 do
@@ -66,7 +66,7 @@ local function newcomer(id, nickname, account)
 end
 
 local function arrive(id, nickname, claim)
-  local proven, account, place, generation = read_claim(claim)
+  local proven, account, token = read_claim(claim)
   if joining[id] then
     join()
   end
@@ -84,10 +84,10 @@ local function arrive(id, nickname, claim)
       come_back(queue, user, new_ticket)
     end
   elseif not proven then
-    return { err = recently_lost(queue) and 'QUEUE_RESET'
-      or 'FORBIDDEN A userId needs a service token, the proof of its site, or the place token.' }
-  elseif place then
-    user, trouble = restore(queue, id, nickname, account, place, generation)
+    return recently_lost(queue) and place_gone(queue)
+      or { err = 'FORBIDDEN A userId needs a service token, the proof of its site, or the place token.' }
+  elseif token then
+    user, trouble = restore(queue, id, nickname, account, token)
   end
   if trouble then
     return trouble

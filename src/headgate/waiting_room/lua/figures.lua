@@ -4,7 +4,7 @@
 ---          7 sessions (hash)   8 servers (hash)   9 leases (zset)   10 kept (zset)
 --- ARGV     1 context
 --- RETURNS  json, version, generation, epoch, paused, draining, waiting, away, holds, sessions, kept, servers,
----          capacity, rate, serving, offset_ms (of its clock), then name, total, …
+---          capacity, rate, serving, offset_ms (of its clock), ahead_ms (its numbers, of that), then name, total, …
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --@include placement
 local meta, policy, waiting, holds, seats, away = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -29,7 +29,7 @@ local reply = {
   redis.call('HGET', policy, 'json'), tonumber(queue.version), queue.generation, queue.epoch, queue.paused and 1 or 0,
   queue.draining and 1 or 0, redis.call('ZCARD', waiting), redis.call('ZCARD', away), redis.call('ZCARD', holds),
   redis.call('HLEN', sessions), redis.call('ZCARD', kept), #alive, capacity, math.floor(flow(queue) * 1000000),
-  queue.serving, queue.thing.offset,
+  queue.serving, queue.thing.offset, math.ceil(math.max(0, queue.thing.last - queue.thing.us) / 1000),
 }
 local totals = { 'entered', 'admitted', 'issued', 'expired', 'abandoned', 'redeemed', 'finished', 'left', 'moved' }
 for _, name in ipairs(totals) do

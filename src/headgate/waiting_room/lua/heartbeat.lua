@@ -1,7 +1,8 @@
-#!lua
+#!lua flags=allow-oom
 --- Renew servers' leases and take what they say of themselves. A report of sessions is the truth up to its as_of:
---- what it lacks has ended, what it has beyond what we know is inside. Until it reports, a server we do not know
---- offers no seat. A report that changes more than `most` sessions is taken in part, and wanted again.
+--- what it lacks has ended, what it has beyond what we know is inside. A session that it lacks and never had was a redeem
+--- whose answer was lost: its ticket is good again. Until it reports, a server we do not know offers no seat. A report that
+--- changes more than `most` sessions is taken in part, and wanted again.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
 ---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
 ---          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
@@ -29,9 +30,11 @@ if refusal then
   return refuse_all(refusal, 4, #ARGV, 7)
 end
 
+local changed = {}
+
 --- Make the sessions of a server those of its report, except the ones redeemed after it was written. Gives whether all
 --- who are inside are known now, and whether nothing is left to do.
-local function repair(server, as_of, report)
+local function repair(server, as_of, report, confirmed)
   local inside, missing, left = {}, {}, most_changed
   for id in string.gmatch(report, '%S+') do
     inside[id] = true
@@ -62,8 +65,12 @@ local function repair(server, as_of, report)
     local session = read_session(queue, id)
     if not session then
       redis.call('ZREM', seats, prefix .. id)
-    elseif session.seq <= as_of then
-      end_session(queue, session, false)
+    elseif session.asked <= as_of then
+      if session.asked > confirmed then
+        changed[#changed + 1] = return_ticket(queue, session)
+      else
+        end_session(queue, session, false)
+      end
       left = left - 1
     end
   end
@@ -74,14 +81,15 @@ local replies = {}
 for i = 4, #ARGV, 7 do
   local id, capacity, most, address = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
   local as_of, reporting, report = tonumber(ARGV[i + 4]), ARGV[i + 5] == '1', ARGV[i + 6]
-  local server = read_server(queue, id) or { id = id, draining = false, seq = 0, epoch = '0' }
+  local server = read_server(queue, id) or { id = id, draining = false, seq = 0, epoch = '0', confirmed = 0 }
   server.capacity, server.most, server.address = math.min(capacity, most), most, address
   -- A store that lost everything may count from an earlier hour than before; what comes now is later than what was seen.
   queue.thing.last = math.max(queue.thing.last, math.min(as_of, queue.thing.us + DAY_US))
   local done = true
   if reporting then
-    server.reported, done = repair(id, as_of, report)
+    server.reported, done = repair(id, as_of, report, server.confirmed)
     server.epoch = server.reported and queue.epoch or '0'
+    server.confirmed = done and math.max(server.confirmed, as_of) or server.confirmed
   end
   write_server(queue, server)
   redis.call('ZADD', leases, text_of(queue.time + lease_ms), id)
@@ -90,4 +98,7 @@ for i = 4, #ARGV, 7 do
   }
 end
 close_queue(queue)
+if #changed > 0 then
+  hint(events, 'changed +' .. table.concat(changed, ' +'))
+end
 return replies

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Pause, resume, drain, admit by hand, reset or delete a queue, as its operator says; each leaves a trace in the
 --- audit.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 users (hash)   5 tickets (hash)   6 holds (zset)
@@ -34,8 +34,13 @@ if expected ~= '' and expected ~= queue.version then
   return { err = 'VERSION_CONFLICT' }
 end
 local version = tonumber(queue.version) + 1
-local old = 'paused=' .. (queue.paused and 1 or 0) .. ' draining=' .. (queue.draining and 1 or 0) .. ' generation='
-  .. text_of(queue.generation)
+
+--- Write the operator's switches as JSON, for the audit; how many are called by hand is said where it is asked for.
+local function switches(paused, draining, admit)
+  return string.format('{"paused":%s,"draining":%s,"generation":%s%s}', paused and 'true' or 'false',
+    draining and 'true' or 'false', text_of(queue.generation), admit and ',"admit":' .. text_of(admit) or '')
+end
+local old = switches(queue.paused, queue.draining)
 
 if action == 'pause' then
   redis.call('HSET', meta, 'paused', 1, 'grants', 0)
@@ -49,15 +54,15 @@ elseif action == 'reset' then
   -- Players on servers stay, and their servers go on reporting them; everybody else is told to enter again. Seats that
   -- belong to nobody now are cleared by the next steps of promotion: until then they count as taken.
   redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
-  redis.call('HSET', meta, 'clearing', '')
-  redis.call('HDEL', meta, 'grants', 'turnover', 'forecast', 'flow_sum', 'flow_age', 'flow_at', 'flow_now')
+  redis.call('HSET', meta, 'clearing', '', 'reset_at', text_of(queue.now))
+  redis.call('HDEL', meta, 'grants', 'recalled', 'turnover', 'forecast', 'flow_age', 'flow_at', 'recent')
   queue.generation, queue.lost = queue.generation + 1, queue.now
 elseif action == 'delete' then
   redis.call('UNLINK', policy, waiting, users, tickets, holds, seats, kept, away, finished, sessions, servers, leases,
     stays, traces, history, traffic, auto, revoked)
   redis.call('HSET', meta, 'deleted', 1, 'version_last', text_of(version))
-  redis.call('HDEL', meta, 'paused', 'draining', 'grants', 'tokens', 'tokens_at', 'clearing', 'turnover', 'forecast',
-    'flow_sum', 'flow_age', 'flow_at', 'flow_now')
+  redis.call('HDEL', meta, 'paused', 'draining', 'grants', 'recalled', 'calls_from', 'tokens', 'tokens_at', 'clearing',
+    'turnover', 'forecast', 'flow_age', 'flow_at', 'recent')
   redis.call('PEXPIRE', meta, tombstone_ms)
 end
 if action ~= 'delete' then
@@ -65,8 +70,10 @@ if action ~= 'delete' then
 end
 redis.call('HSET', meta, 'request', string.sub(request .. ' ' .. requests, 1, REQUESTS_KEPT * (#request + 1)))
 close_queue(queue)
-emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', action, 'old', old,
-  'new', action == 'admit' and 'count=' .. text_of(number) or '')
+local going_on = action ~= 'resume' and action ~= 'delete'
+emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', action, 'old', old, 'new',
+  action == 'delete' and '{"deleted":true}' or switches(action == 'pause' or going_on and queue.paused,
+    action == 'drain' or going_on and queue.draining, action == 'admit' and number))
 if action == 'delete' then
   redis.call('UNLINK', events)
   redis.call('PEXPIRE', audit, tombstone_ms)

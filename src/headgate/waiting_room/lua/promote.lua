@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- One step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for each.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
 ---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
@@ -72,14 +72,14 @@ while called < wanted and budget > 0 do
       user.state = 'Y'
       together(queue, 'HSET', users, id, pack_user(user))
       queue.serving = math.max(queue.serving, user.place)
-      queue.changed[#queue.changed + 1] = id
+      queue.changed[#queue.changed + 1] = '+' .. id
       count(queue, 'away', 1)
     elseif waits then
       local predicted = user.eta
       give_ticket(queue, user, pick().id, new_ticket())
       called = called + 1
       queue.serving = math.max(queue.serving, user.place)
-      queue.changed[#queue.changed + 1] = id
+      queue.changed[#queue.changed + 1] = '+' .. id
       replies[#replies + 1] = id
       replies[#replies + 1] = math.max(0, math.floor((queue.thing.us - user.place) / 1000))
       replies[#replies + 1] = predicted
@@ -108,6 +108,6 @@ end
 redis.call('HSET', meta, 'visit_by', busy > 0 and text_of(queue.now + due_in + VISIT_LATE_MS) or '0')
 close_queue(queue)
 if #queue.changed > 0 then
-  hint(events, 'changed ' .. table.concat(queue.changed, ' '))
+  hint(events, 'changed =' .. queue.epoch .. ':' .. text_of(queue.serving) .. ' ' .. table.concat(queue.changed, ' '))
 end
 return { (clearing or budget <= 0) and 1 or 0, due_in, unpack(replies) }

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Spend tickets, each exactly once: the held seat becomes a session's. The same session may ask again.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
 ---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
@@ -25,6 +25,16 @@ if refusal then
   return refuse_all(refusal, 2, #ARGV, 3)
 end
 
+--- Note a server's latest number; gives whether it is known.
+local function note_seq(id, seq)
+  local server = id ~= '' and read_server(queue, id)
+  if server then
+    server.seq = seq
+    write_server(queue, server)
+  end
+  return server
+end
+
 local function redeem(ticket, instance, session)
   local epoch, id = string.match(redis.call('HGET', tickets, ticket) or '', '^(%d+):(.*)$')
   local user = id and read_user(users, id)
@@ -39,6 +49,10 @@ local function redeem(ticket, instance, session)
     if not known then
       return { err = 'TICKET_USED' }
     end
+    -- A report that was written before it asked again, and lacks the session, must not end it now.
+    known.asked = next_number(queue.thing)
+    write_session(queue, known)
+    note_seq(known.server, known.asked)
     return { id, user.nickname, known.server, known.seq, -1, '', 0 }
   end
   local deadline = tonumber(redis.call('ZSCORE', holds, ticket) or 0)
@@ -64,11 +78,7 @@ local function redeem(ticket, instance, session)
   write_user(users, user)
   write_session(queue, { id = session, seq = seq, server = user.server, user = id })
   redis.call('ZADD', seats, 0, seat(user.server, 's', session))
-  local server = user.server ~= '' and read_server(queue, user.server)
-  if server then
-    server.seq = seq
-    write_server(queue, server)
-  else
+  if not note_seq(user.server, seq) then
     redis.call('ZADD', stays, text_of(queue.time + queue.session_ms), session)
   end
   count(queue, 'redeemed', 1)

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- A server leaves: with drain it only takes nobody new; without, its lease is over and the next tick clears it.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
 ---          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- End somebody's pass everywhere: gates refuse it from now on, and the seat is free. They may stand in line again.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 users (hash)   4 tickets (hash)   5 holds (zset ticket -> deadline)
 ---          6 seats (zset server:kind:id)   7 kept (zset user -> deadline)   8 finished (zset user -> ms)   9 sessions (hash)
@@ -43,6 +43,7 @@ if user and user.state == 'A' then
   end
 end
 close_queue(queue)
-emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', 'revoke', 'old', '', 'new', 'user=' .. id)
+emit(audit, AUDIT_KEPT, 'at', text_of(queue.now), 'who', who, 'action', 'revoke', 'old', '{}',
+  'new', '{"userId":"' .. id .. '"}')
 hint(events, 'gate')
 return ended

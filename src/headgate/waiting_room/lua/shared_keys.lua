@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Give the signing keys that all gateways share; the first to ask brings them.
 --- KEYS     1 keys (string)
 --- ARGV     1 keys (a JWKS, if there is none yet)

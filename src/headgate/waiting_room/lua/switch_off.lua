@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 --- Switch a resource's queue off again, if nothing has put it over the threshold since it was found cool.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 auto (hash resource -> since:above)   4 events (stream)
 --- ARGV     1 context   2 resource   3 cooldown_ms

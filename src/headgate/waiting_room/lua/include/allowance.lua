@@ -24,7 +24,7 @@ local function allowance(queue)
       (tonumber(saved[3]) or queue.burst) + passed / 1000 * queue.rate)
     allowed = math.min(allowed, math.floor(math.min(tokens, queue.burst) + 0.000001))
   end
-  local closed = queue.paused or queue.rate == 0 or (queue.opens and queue.thing.raw < queue.opens)
+  local closed = standing(queue) or queue.rate == 0 or (queue.opens and queue.thing.raw < queue.opens)
   if closed then
     allowed = 0
   end

@@ -1,17 +1,28 @@
 --- Somebody asks: find them, bring them back where they belong, and say how they stand.
 --@include placement
-local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddBdd', '<dBc0Bc0Hc0'
+local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddBddd', '<dBc0Bc0Hc0'
 
---- What an asker can show for themselves: nothing, 'p' (proven), 'pa' (proven, and an account), or further the place,
---- the generation and the nickname of a place token.
+--- What an asker can show for themselves: nothing, or 'p' (proven) and further letters: a (an account), c (called, and not
+--- known to have entered), e (enters: a full store takes entries of those it knows as questions for their status). Behind
+--- them may stand the place, the generation and the nickname of a place token.
 local function read_claim(claim)
   if claim == '' then
     return false, 0
   elseif claim == 'p' then
     return true, 0
   end
-  local account, place, generation, nickname = string.match(claim, '^p(a?) ?(%d*) ?(%d*) ?(.*)$')
-  return true, account == 'a' and 1 or 0, tonumber(place), tonumber(generation), nickname
+  local account, called, enters, place, generation, nickname =
+    string.match(claim, '^p(a?)(c?)(e?) ?(%d*) ?(%d*) ?(.*)$')
+  local token = place ~= '' and {
+    place = tonumber(place), generation = tonumber(generation), nickname = nickname, called = called == 'c',
+  }
+  return true, account == 'a' and 1 or 0, token, enters == 'e'
+end
+
+--- Take in which epoch the caller knows, the last place called in it, and the last one called before it.
+local function hear_served(queue, remembered)
+  local epoch, serving, served = string.match(remembered, '^(%d+) (%d+) (%d+)$')
+  note_served(queue, math.max(tonumber(served), epoch ~= queue.epoch and tonumber(serving) or 0))
 end
 
 --- The records of those who ask together, by id, read in one call; `changed` is what will be written in one call.
@@ -35,22 +46,37 @@ local function write_records(queue, records)
   end
 end
 
+--- Say that a place is gone, and truly why.
+local function place_gone(queue)
+  if tonumber(redis.call('HGET', queue.keys.meta, 'reset_at') or -1) == queue.lost then
+    return { err = 'QUEUE_RESET' }
+  end
+  return { err = 'QUEUE_RESET The store may have lost your place. Show your place token, or enter again.' }
+end
+
 --- Put somebody back whose place the store may have lost; they prove it with a signed token. Gives the person, or a
 --- refusal.
-local function restore(queue, id, nickname, account, place, generation)
-  if generation > queue.generation then
-    queue.generation = generation
-  elseif generation < queue.generation then
+local function restore(queue, id, nickname, account, token)
+  local place = token.place
+  if token.generation > queue.generation then
+    queue.generation = token.generation
+  elseif token.generation < queue.generation then
     return nil, { err = 'QUEUE_RESET' }
   end
   if place >= tonumber(queue.epoch) then
     return nil, nil
   end
-  if place <= queue.serving then
-    return nil, { err = 'QUEUE_RESET Your place was called before the data was lost; enter again.' }
+  if place <= queue.served and not token.called then
+    local recalled = redis.call('HGET', queue.keys.meta, 'recalled') or ''
+    if not string.find(recalled, ' ' .. id .. ' ', 1, true) then
+      return nil, { err = 'QUEUE_RESET Your place was called before the data was lost; enter again.' }
+    end
   end
   local user = new_user(id, nickname, account, place)
   stand_in_line(queue, user)
+  if place <= queue.serving then
+    hint(queue.keys.events, 'changed +' .. id)
+  end
   return user, nil
 end
 
@@ -70,6 +96,7 @@ local function come_back(queue, user, new_ticket)
   else
     stand_in_line(queue, user)
   end
+  hint(queue.keys.events, 'changed +' .. user.id)
 end
 
 --- Note that a known person asked; a ticket that ran out or became void is dealt with here and now. One that was never
@@ -79,6 +106,7 @@ local function touch(queue, user, new_ticket)
     local deadline = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0)
     if deadline <= queue.time and (ticket_seen(user) or deadline == 0) then
       expire_ticket(queue, user)
+      hint(queue.keys.events, 'changed ' .. user.id)
     elseif not string.find(redis.call('HGET', queue.keys.tickets, user.ticket) or '', queue.epoch .. ':', 1, true) then
       free_hold(queue, user)
       give_ticket(queue, user, user.server, new_ticket())
@@ -98,9 +126,9 @@ end
 
 --- What all are told alike, packed.
 local function common(queue)
-  local switches = (queue.unattended and 1 or 0) + (queue.paused and 2 or 0)
-  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, switches, queue.grace_ms, queue.serving)
-    .. forecast(queue)
+  local switches = (queue.unattended and 1 or 0) + (standing(queue) and 2 or 0)
+  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, switches, queue.grace_ms, queue.serving,
+    tonumber(queue.epoch)) .. forecast(queue)
 end
 
 --- A rank that was shown never rises.

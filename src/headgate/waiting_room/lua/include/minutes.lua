@@ -2,19 +2,32 @@
 --@include queue
 local MINUTE_MS = 60000
 local MINUTES_KEPT = 10080
+local RATE_PARTS = 20
 local TOTALS = { 'entered', 'admitted', 'issued', 'expired', 'redeemed', 'finished', 'left', 'abandoned', 'moved' }
 
---- Keep a sum of admissions that fades over a minute, and for how long there was a line: time in which nobody waited does
---- not count there.
+--- Keep how many were called lately, and for how long there was a line: time in which nobody waited does not count there.
 local function measure_flow(queue, length, called)
-  local at = tonumber(redis.call('HGET', queue.keys.meta, 'flow_at') or queue.time)
+  local meta = queue.keys.meta
+  local at = tonumber(redis.call('HGET', meta, 'flow_at') or queue.time)
   local passed = queue.time - at
-  queue.flow_sum = faded_flow(queue) + called
   if length > 0 then
     queue.flow_age = math.min(queue.flow_age + passed, 60 * FLOW_MS)
   end
-  redis.call('HSET', queue.keys.meta, 'flow_at', text_of(queue.time), 'flow_now', text_of(queue.now),
-    'flow_sum', string.format('%.6f', queue.flow_sum), 'flow_age', text_of(queue.flow_age))
+  redis.call('HSET', meta, 'flow_at', text_of(queue.time), 'flow_age', text_of(queue.flow_age))
+  if called > 0 then
+    local calls, _, window = recent_calls(queue)
+    local last = calls[#calls]
+    if last and queue.now - last.at < window / RATE_PARTS then
+      last.number = last.number + called
+    else
+      calls[#calls + 1] = { at = queue.now, number = called }
+    end
+    local words = {}
+    for i, call in ipairs(calls) do
+      words[i] = text_of(call.at) .. ':' .. text_of(call.number)
+    end
+    redis.call('HSET', meta, 'recent', table.concat(words, ' '))
+  end
   return passed
 end
 

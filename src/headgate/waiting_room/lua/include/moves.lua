@@ -2,6 +2,9 @@
 --- found by their prefix; kinds are h (held by a ticket), s (a session) and k (kept for somebody who was dropped).
 --@include queue
 --@include user
+--- Hints name whose state changed: `changed a +b`. The sign says that b was called and has not entered, and keeps the place.
+--- Those of promotion begin with the epoch and the last place called: `changed =7:42 a +b`.
+
 --- A function that makes new ticket ids out of a random seed that nobody else knows, and a number that never repeats: a
 --- call that is sent again after a lost reply has the same seed, and must not make the same tickets for other people.
 local function ticket_source(queue, seed)
@@ -22,15 +25,17 @@ local function seats_of(queue, server, kind)
     '(' .. (kind and prefix .. ';' or server .. ';'))
 end
 
---- What a server last said of itself; reported is true if it said so in this epoch, so its sessions are known.
+--- What a server last said of itself; reported is true if it said so in this epoch, so its sessions are known. All its
+--- sessions up to `confirmed` were in a report of its own.
 local function unpack_server(queue, id, text)
   if not text then
     return nil
   end
-  local capacity, most, draining, seq, epoch, address = string.match(text, '^(%d+) (%d+) (%d) (%d+) (%S+) (.*)$')
+  local capacity, most, draining, seq, epoch, confirmed, address =
+    string.match(text, '^(%d+) (%d+) (%d) (%d+) (%d+)/?(%d*) (.*)$')
   return {
     id = id, capacity = tonumber(capacity), most = tonumber(most), draining = draining == '1', seq = tonumber(seq),
-    reported = epoch == queue.epoch, epoch = epoch, address = address,
+    reported = epoch == queue.epoch, epoch = epoch, confirmed = tonumber(confirmed) or 0, address = address,
   }
 end
 
@@ -40,7 +45,8 @@ end
 
 local function write_server(queue, server)
   redis.call('HSET', queue.keys.servers, server.id, text_of(server.capacity) .. ' ' .. text_of(server.most) .. ' '
-    .. (server.draining and 1 or 0) .. ' ' .. text_of(server.seq) .. ' ' .. server.epoch .. ' ' .. server.address)
+    .. (server.draining and 1 or 0) .. ' ' .. text_of(server.seq) .. ' ' .. server.epoch .. '/'
+    .. text_of(server.confirmed) .. ' ' .. server.address)
 end
 
 local function live(queue, id)
@@ -48,18 +54,20 @@ local function live(queue, id)
   return lease and tonumber(lease) > queue.time
 end
 
+--- A session, the number of its redeem, and the number of the last time that its redeem was asked for (`asked`).
 local function read_session(queue, id)
   local text = redis.call('HGET', queue.keys.sessions, id)
   if not text then
     return nil
   end
-  local seq, server, user = string.match(text, '^(%d+):([^:]*):(.*)$')
-  return { id = id, seq = tonumber(seq), server = server, user = user }
+  local seq, asked, server, user = string.match(text, '^(%d+)%+?(%d*):([^:]*):(.*)$')
+  return { id = id, seq = tonumber(seq), asked = tonumber(asked) or tonumber(seq), server = server, user = user }
 end
 
 local function write_session(queue, session)
+  local asked = session.asked and '+' .. text_of(session.asked) or ''
   redis.call('HSET', queue.keys.sessions, session.id,
-    text_of(session.seq) .. ':' .. session.server .. ':' .. session.user)
+    text_of(session.seq) .. asked .. ':' .. session.server .. ':' .. session.user)
 end
 
 --- Put somebody where they wait, at the place they have; the caller writes the record.
@@ -192,6 +200,24 @@ local function end_session(queue, session, dropped)
     finish(queue, user, 'F')
     count(queue, 'finished', 1)
   end
+end
+
+--- Undo a redeem whose answer never reached the server: its ticket holds the seat again, for as long as a new one. A ticket
+--- of an earlier epoch stays void, and its owner gets another with the next status.
+local function return_ticket(queue, session)
+  local user = session.user ~= '' and read_user(queue.keys.users, session.user) or nil
+  if not user or user.state ~= 'A' or user.session ~= session.id then
+    end_session(queue, session, false)
+    return nil
+  end
+  redis.call('HDEL', queue.keys.sessions, session.id)
+  redis.call('ZREM', queue.keys.seats, seat(session.server, 's', session.id))
+  user.state, user.server, user.session = 'P', session.server, ''
+  write_user(queue.keys.users, user)
+  redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), user.ticket)
+  redis.call('ZADD', queue.keys.seats, 0, seat(user.server, 'h', user.ticket))
+  count(queue, 'returned', 1)
+  return user.id
 end
 
 --- Forget somebody for good.

@@ -11,6 +11,10 @@ local LOOK_MS = 250
 local EVENTS_KEPT = 10000
 local LOST_MS = 3600000
 local FLOW_MS = 60000
+local RATE_MS = 5000
+--- For how long nobody is called after some data may have been lost, and after all of it was: whose place was lost comes
+--- back with a place token first.
+local RETURN_MS, RETURN_ALL_MS = 3000, 10000
 local FORECAST_FORM = '<I4dddddddddd'
 
 --- What the policy says is read when it is first asked for: somebody who only waits needs none of it.
@@ -34,8 +38,8 @@ local POLICY_LATER = {
 
 local function open_queue(keys, context)
   local saved = redis.call('HMGET', keys.meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
-    'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining', 'serving', 'visit_by', 'lost', 'flow_sum',
-    'flow_age', 'turnover', 'forecast')
+    'generation', 'deleted', 'queue_at', 'queue_time', 'paused', 'draining', 'serving', 'visit_by', 'lost',
+    'flow_age', 'turnover', 'forecast', 'served', 'calls_from')
   local thing = open_thing(keys.meta, context, 0, saved)
   local policy = redis.call('HMGET', keys.policy, 'version', 'grace', 'longest')
   local at, time = tonumber(saved[11] or thing.now), tonumber(saved[12] or 0)
@@ -46,15 +50,18 @@ local function open_queue(keys, context)
     generation = tonumber(saved[9] or 1), deleted = saved[10] == '1', paused = saved[13] == '1',
     draining = saved[14] == '1', serving = tonumber(saved[15] or 0), unattended = thing.now > tonumber(saved[16] or 0),
     lost = tonumber(saved[17] or 0),
-    flow_sum = tonumber(saved[18] or 0), flow_age = tonumber(saved[19] or 0), turnover = saved[20] or '',
-    forecast = saved[21], counts = {},
+    flow_age = tonumber(saved[18] or 0), turnover = saved[19] or '', forecast = saved[20], counts = {},
+    served = tonumber(saved[21] or 0), calls_from = tonumber(saved[22] or 0),
     version = policy[1], grace_ms = tonumber(policy[2]), longest = tonumber(policy[3]) or false,
     together = false, length = false,
     as_saved = thing.state == 'same' and passed > 0 and passed < LOOK_MS and thing.last,
   }
   if thing.state == 'uncertain' then
     queue.lost = thing.now
+    queue.served = math.max(queue.served, queue.serving)
+    queue.calls_from = math.max(queue.calls_from, time + RETURN_MS)
   end
+  queue.served_as_saved = tonumber(saved[21] or 0)
   return setmetatable(queue, POLICY_LATER)
 end
 
@@ -83,18 +90,31 @@ local function recently_lost(queue)
   return queue.lost > 0 and queue.now - queue.lost < LOST_MS
 end
 
---- The fading sum of admissions, as it is now: nobody visits a queue in which nothing happens.
-local function faded_flow(queue)
-  local measured = tonumber(redis.call('HGET', queue.keys.meta, 'flow_now') or queue.now)
-  return queue.flow_sum * math.exp(-math.max(0, queue.now - measured) / FLOW_MS)
+--- Tell whether nobody is called for now: an operator paused the queue, or who lost their place may still come back.
+local function standing(queue)
+  return queue.paused or queue.time < queue.calls_from
 end
 
---- How many a second were admitted lately.
+--- How many were called lately: a list of moments and numbers, in parts of the last few seconds or of one tick.
+local function recent_calls(queue)
+  local window = math.max(RATE_MS, queue.tick_ms)
+  local calls, sum = {}, 0
+  for at, number in string.gmatch(redis.call('HGET', queue.keys.meta, 'recent') or '', '(%d+):(%d+)') do
+    if tonumber(at) > queue.now - window then
+      calls[#calls + 1] = { at = tonumber(at), number = tonumber(number) }
+      sum = sum + tonumber(number)
+    end
+  end
+  return calls, sum, window
+end
+
+--- How many a second were called in the last few seconds.
 local function flow(queue)
-  if queue.flow_age < 3000 then
+  if standing(queue) then
     return 0
   end
-  return faded_flow(queue) / (FLOW_MS / 1000 * (1 - math.exp(-queue.flow_age / FLOW_MS)))
+  local _, sum, window = recent_calls(queue)
+  return sum * 1000 / window
 end
 
 --- What to expect, packed: seats that are free for those in front; how many a second come in after them in the long
@@ -112,7 +132,7 @@ end
 
 --- For how many seconds somebody at this rank will wait, as far as is known; else 0. Nobody knows the end of a pause.
 local function expected_wait(queue, rank)
-  if queue.paused then
+  if standing(queue) then
     return 0
   end
   local free, turnover, _, _, pace, _, _, first, slowing = struct.unpack(FORECAST_FORM, forecast(queue))
@@ -132,9 +152,19 @@ local function expected_wait(queue, rank)
   return seconds
 end
 
+--- The last place that was called before data was lost: whoever came up to it is not put back, unless they are known not
+--- to have entered. What is called since is no such limit: those in front may come back later than those behind.
+local function note_served(queue, served)
+  queue.served = math.max(queue.served, served)
+  queue.serving = math.max(queue.serving, served)
+end
+
 local function close_queue(queue)
   close_thing(queue.thing, 'queue_at', text_of(queue.now), 'queue_time', text_of(queue.time),
     'generation', text_of(queue.generation), 'serving', text_of(queue.serving), 'lost', text_of(queue.lost))
+  if queue.served ~= queue.served_as_saved or queue.thing.state ~= 'same' then
+    redis.call('HSET', queue.keys.meta, 'served', text_of(queue.served), 'calls_from', text_of(queue.calls_from))
+  end
   local said = {}
   for name, more in pairs(queue.counts) do
     redis.call('HINCRBY', queue.keys.meta, name .. '_total', more)
@@ -149,8 +179,8 @@ end
 --- Close a queue that people only asked about. If nothing of it changed, the clock is not written for a moment either:
 --- whoever comes next reckons from the same point and gets the same time.
 local function close_asked(queue, serving, generation)
-  if queue.as_saved ~= queue.thing.last or queue.serving ~= serving or queue.generation ~= generation
-    or next(queue.counts) then
+  if queue.as_saved ~= queue.thing.last or queue.served ~= queue.served_as_saved or queue.serving ~= serving
+    or queue.generation ~= generation or next(queue.counts) then
     close_queue(queue)
   end
 end

@@ -55,10 +55,11 @@ local function sweep(queue, budget)
     if user and user.state == 'P' and user.ticket == ticket then
       if ticket_seen(user) then
         expire_ticket(queue, user)
+        queue.changed[#queue.changed + 1] = id
       else
         withdraw_ticket(queue, user)
+        queue.changed[#queue.changed + 1] = '+' .. id
       end
-      queue.changed[#queue.changed + 1] = id
     else
       redis.call('ZREM', keys.holds, ticket)
     end
@@ -84,6 +85,7 @@ local function sweep(queue, budget)
     redis.call('ZREM', keys.away, id)
     if user and user.state == 'Y' then
       finish(queue, user, 'B')
+      queue.changed[#queue.changed + 1] = id
       count(queue, 'abandoned', 1)
     end
     budget = budget - 1
@@ -137,7 +139,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
             stand_in_line(queue, user)
             write_user(keys.users, user)
           end
-          queue.changed[#queue.changed + 1] = holder
+          queue.changed[#queue.changed + 1] = '+' .. holder
           count(queue, 'moved', 1)
         end
       end
