@@ -18,10 +18,11 @@ export function fill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
-/** A table with named columns: [{title, value: (row) => node or text, number: bool, minor: bool}]; a phone leaves the minor ones out. */
+/** A table with named columns: [{title, value: (row) => node or text, number: bool, minor: bool, short: bool}]; a phone leaves the minor ones out,
+ * and a desktop keeps the short ones on one line. */
 export function table(columns, rows, empty) {
   if (!rows.length) return h('p', { class: 'empty' }, empty);
-  const side = (column) => [column.number && 'number', column.minor && 'minor'].filter(Boolean).join(' ') || null;
+  const side = (column) => [column.number && 'number', column.minor && 'minor', column.short && 'short'].filter(Boolean).join(' ') || null;
   return h('div', { class: 'wide', tabindex: '0', role: 'region', 'aria-label': columns.map((column) => column.title).filter(Boolean).join(', ') },
     h('table', {},
       h('thead', {}, h('tr', {}, columns.map((column) => (column.title ? h('th', { scope: 'col', class: side(column) }, column.title) : h('td'))))),
@@ -30,7 +31,7 @@ export function table(columns, rows, empty) {
 
 /** Named numbers in a row. */
 export function figures(pairs) {
-  return h('dl', { class: 'figures' }, pairs.map(([name, value]) => h('div', { class: 'figure' }, h('dt', {}, name), h('dd', { class: typeof value === 'string' && /[a-z]{4}/.test(value) ? 'words' : null }, value))));
+  return h('dl', { class: 'figures' }, pairs.map(([name, value]) => h('div', { class: typeof value === 'string' && /\d{10}/.test(value) ? 'figure long' : 'figure' }, h('dt', {}, name), h('dd', { class: typeof value === 'string' && /[a-z]{4}/.test(value) ? 'words' : null }, value))));
 }
 
 export function card(title, ...children) {

@@ -3,7 +3,8 @@ import { h } from './dom.js';
 
 /**
  * A form for a record. fields: [{name, title, kind, hint, choices}], kind one of
- * number, whole, text, long, lines, check, choice, time. Empty means null where `optional` is set. A name with a dot is a
+ * number, whole, text, long, lines, check, choice, time. Empty means null where `optional` is set. A number that is `none` or
+ * more means no limit: its field is empty, and says so as its placeholder. A name with a dot is a
  * field of an object in the record; objects are sent whole, without what is empty, and as null when their `key` field is empty.
  * Returns {element, read(): {changed values}, load(record), dirty(): bool}.
  */
@@ -20,7 +21,7 @@ export function form(fields, { submit, onsubmit }) {
   function read() {
     const changed = {};
     for (const field of fields) {
-      if (same(parse(field, inputs.get(field.name)), valueOf(loaded, field.name))) continue;
+      if (same(parse(field, inputs.get(field.name)), limited(field, valueOf(loaded, field.name)))) continue;
       const [name, inner] = field.name.split('.');
       changed[name] = inner ? whole(name) : parse(field, inputs.get(name));
     }
@@ -36,7 +37,7 @@ export function form(fields, { submit, onsubmit }) {
 
   function load(record) {
     loaded = record;
-    for (const field of fields) write(field, inputs.get(field.name), valueOf(record, field.name) ?? null);
+    for (const field of fields) write(field, inputs.get(field.name), limited(field, valueOf(record, field.name)) ?? null);
   }
 
   element.addEventListener('submit', async (event) => {
@@ -63,6 +64,8 @@ const empty = (value) => value === null || value === undefined || value === '' |
 const same = (one, other) => (empty(one) && empty(other)) || JSON.stringify(one) === JSON.stringify(other ?? null);
 const valueOf = (record, name) => name.split('.').reduce((value, part) => value?.[part], record);
 
+const limited = (field, value) => (field.none && value >= field.none ? null : value);
+
 function labelled(field, input) {
   if (field.kind === 'check') return h('label', { class: 'check' }, input, field.title);
   return h('label', {}, field.title, input, field.hint ? h('span', { class: 'hint' }, field.hint) : null);
@@ -71,7 +74,7 @@ function labelled(field, input) {
 function control(field) {
   switch (field.kind) {
     case 'number': return h('input', { type: 'number', step: 'any', min: field.min ?? 0 });
-    case 'whole': return h('input', { type: 'number', step: 1, min: field.min ?? 0 });
+    case 'whole': return h('input', { type: 'number', step: 1, min: field.min ?? 0, placeholder: field.none ? 'no limit' : null });
     case 'check': return h('input', { type: 'checkbox' });
     case 'choice': return h('select', {}, field.choices.map((choice) => h('option', { value: choice }, choice)));
     case 'time': return h('input', { type: 'datetime-local', step: 1 });

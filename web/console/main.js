@@ -76,10 +76,19 @@ function showTop(current) {
 function chooser(part) {
   const shown = session.namespace ?? address().namespace ?? 'default';
   if (session.namespace) return h('span', { class: 'space' }, 'Namespace ', h('strong', {}, shown));
-  const wanted = h('input', { value: shown, maxlength: 128, pattern: '[A-Za-z0-9_.:\\-]+', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'none', list: 'namespaces' });
-  const form = h('form', { class: 'space' }, h('label', {}, 'Namespace', wanted),
-    h('datalist', { id: 'namespaces' }, [...new Set(['default', 'headgate', shown])].map((each) => h('option', { value: each }))));
-  const go = () => { if (wanted.value !== shown && wanted.reportValidity()) visit([part.name], wanted.value || 'default'); };
+  const wanted = h('input', { value: shown, maxlength: 128, pattern: '[A-Za-z0-9_.:\\-]+', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'none', list: 'namespaces', placeholder: `${shown}, or any other`, title: 'Any name is a namespace: type it, or choose one that tokens were made for.' });
+  const known = h('datalist', { id: 'namespaces' });
+  const offer = (more) => fill(known, [...new Set(['default', 'headgate', shown, ...more])].map((each) => h('option', { value: each })));
+  const form = h('form', { class: 'space' }, h('label', {}, 'Namespace', wanted), known);
+  offer([]);
+  // There is no list of namespaces: any name is one. Those that tokens were made for are in use.
+  if (session.role === 'admin') get('/api/admin/tokens').then(({ tokens }) => offer(tokens.map((each) => each.namespace).filter(Boolean)), () => {});
+  let typed = false;
+  const go = () => { if (typed && wanted.value !== shown && wanted.reportValidity()) visit([part.name], wanted.value || 'default'); };
+  // Browsers offer only what begins with the text in the field: an empty one offers all.
+  wanted.addEventListener('focus', () => { wanted.value = ''; typed = false; });
+  wanted.addEventListener('input', () => { typed = true; });
+  wanted.addEventListener('blur', () => { wanted.value ||= shown; });
   form.addEventListener('submit', (event) => { event.preventDefault(); go(); });
   wanted.addEventListener('change', go);
   return form;

@@ -10,6 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from headgate.arena.protocol import Ask, BadFrame, Count, Message, Notice, Said, Say, encoded, from_server
+from headgate.kit.ids import sent_secret
 from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
 
 
@@ -64,14 +65,14 @@ class Visit:
 @asynccontextmanager
 async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> AsyncIterator[Visit]:
     """Enter with a ticket, which travels in a header and so in no log; a refusal is raised as the problem it names."""
-    headers = {"Authorization": f"Bearer {ticket}"}
+    headers = {"Authorization": f"Bearer {sent_secret(ticket, 'The ticket')}"}
     try:
         connection = await connect(
             address, additional_headers=headers, compression=None, open_timeout=patience_seconds, proxy=None
         )
     except InvalidStatus as error:
         raise _refused(error) from error
-    except InvalidURI as error:
+    except (InvalidURI, ValueError) as error:
         raise NotAnArena(
             f"{address} is not the address of an arena, such as ws://127.0.0.1:8081/gameserver."
         ) from error

@@ -13,13 +13,15 @@ from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
 
 from headgate.kit.ids import member_id
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.origins import ANY, origin_of, read_origins
+from headgate.kit.problems import HeadgateError, HeadTooLarge, InvalidRequest, Malformed, MethodNotAllowed
 from headgate.kit.settings import SettingInvalid
 from headgate.waiting_room.model import Reason, Redeemed
 from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
 
 PATH = "/gameserver"
 SUBPROTOCOL = "headgate"
+_PAGE_SCHEMES = {"ws": "http", "wss": "https"}
 
 
 class TicketMissing(HeadgateError):
@@ -38,6 +40,18 @@ class Draining(HeadgateError):
     """This server is closing; your ticket was not used and you will be given another server."""
 
     code, status = "draining", 503
+
+
+class UpgradeRequired(HeadgateError):
+    """The game is a WebSocket; a browser or a program that asks for a page finds none here."""
+
+    code, status = "upgrade_required", 426
+
+
+class TargetTooLong(HeadgateError):
+    """The request's address is longer than 8 kB."""
+
+    code, status = "target_too_long", 414
 
 
 class Seats(Protocol):
@@ -93,18 +107,26 @@ async def ticket_id(ticket: str, check: TicketCheck) -> str:
         raise TicketInvalid from error
 
 
-def check_origin(request: Request, allowed: list[str]) -> None:
-    """Refuse pages of other sites; programs that are no browser send no origin."""
-    origin = _header(request, "Origin")
-    if not origin or "*" in allowed or origin in allowed:
-        return
-    try:
-        host = urlsplit(f"//{_header(request, 'Host')}").hostname
-        same = host is not None and urlsplit(origin).hostname == host
-    except ValueError:
-        same = False
-    if not same:
-        raise OriginRefused
+class Origins:
+    """Decides which pages may enter: those of the configured sites, and those of the arena's own origin.
+
+    Scheme, host and port all count. The arena's own origin is that of the address at which players reach it, and the host
+    that the request names, since a proxy in front may have another name for it.
+    """
+
+    def __init__(self, allowed: Sequence[str], address: str) -> None:
+        self._allowed = read_origins(allowed, "arena.origins")
+        scheme, _, rest = address.partition("://")
+        own = origin_of(f"{_PAGE_SCHEMES.get(scheme.lower(), '')}://{rest.partition('/')[0].partition('?')[0]}")
+        self._own = frozenset(() if own is None else (own,))
+
+    def check(self, request: Request) -> None:
+        """Refuse pages of other sites; programs that are no browser send no origin."""
+        origins = request.headers.get_all("Origin")
+        if not origins or ANY in self._allowed:
+            return
+        if len(origins) > 1 or not (origins[0] in self._allowed or origins[0] in self._own or _is_own(request)):
+            raise OriginRefused
 
 
 def networks(texts: Sequence[str]) -> list[IPv4Network | IPv6Network]:
@@ -142,6 +164,33 @@ def refusal(error: HeadgateError) -> Response:
     if error.retry_after is not None:
         headers["Retry-After"] = f"{error.retry_after:.0f}"
     return Response(status, HTTPStatus(status).phrase, headers, body)
+
+
+def library_refusal(status: int) -> Response:
+    """Answer with a problem what the WebSocket library refuses by itself, in plain text."""
+    match status:
+        case 405:
+            return refusal(MethodNotAllowed("The game is entered with GET."))
+        case 414:
+            return refusal(TargetTooLong())
+        case 426:
+            return refusal(UpgradeRequired())
+        case 431:
+            return refusal(HeadTooLarge("The request has more than 128 headers, or one of more than 8 kB."))
+        case 503:
+            return refusal(Draining(retry_after=1))
+        case 500:
+            return refusal(HeadgateError("The handshake failed; the arena's log says why."))
+        case _:
+            return refusal(Malformed("This is not the handshake of a WebSocket of version 13."))
+
+
+def _is_own(request: Request) -> bool:
+    """Tell whether the page comes from the very origin that was asked, which is plain http unless a proxy says otherwise."""
+    hosts, schemes = request.headers.get_all("Host"), request.headers.get_all("X-Forwarded-Proto")
+    if len(hosts) != 1 or len(schemes) > 1:
+        return False
+    return request.headers["Origin"] == origin_of(f"{schemes[0] if schemes else 'http'}://{hosts[0]}")
 
 
 def _address(request: Request) -> SplitResult:

@@ -16,6 +16,7 @@ from websockets.frames import Frame, Opcode
 from headgate.kit.http import Wire
 from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
+from headgate.kit.validation import explain
 
 MOST_CHARACTERS: Final = 500
 FLOODED: Final = "too many messages"
@@ -134,7 +135,7 @@ def _read(frame: str | bytes, allowed: frozenset[MessageType]) -> Message:
             raise BadFrame(f"There is no message type of this name to send; send {_listed(allowed)}.")
         message: Message = _payloads[envelope.type](envelope.payload)
     except msgspec.ValidationError as error:
-        raise BadFrame(f"This message does not have the right shape: {error}.") from error
+        raise BadFrame(f"This message does not have the right shape: {explain(error)[0]}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadFrame('This is not JSON like {"type": …, "payload": {…}}.') from error
     return message

@@ -11,14 +11,14 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-import structlog
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.protocol import CONNECTING
+from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from headgate.arena import door, metrics
@@ -29,6 +29,7 @@ from headgate.arena.protocol import FLOODED, Ask, BadFrame, Count, Notice, Said,
 from headgate.arena.redeems import Redeems
 from headgate.arena.settings import ArenaSettings
 from headgate.kit import traces
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, RateLimited
 from headgate.waiting_room.model import Reason
 
@@ -39,13 +40,22 @@ FLOOD: Final = 100
 SWEEPS: Final = 20
 _LEFT: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 
-log = structlog.get_logger()
+log = get_logger()
 
 # The library's log would repeat request lines, and so tickets.
 _silent = logging.getLogger("headgate.arena.websockets")
 _silent.propagate = False
 _silent.addHandler(logging.NullHandler())
 _silent.setLevel(logging.CRITICAL)
+
+
+class _Connection(ServerConnection):
+    """A connection whose refusals by the library are problems too, like all others."""
+
+    def __init__(self, protocol: ServerProtocol, *arguments: Any, **options: Any) -> None:
+        super().__init__(protocol, *arguments, **options)
+        # `serve` makes the protocol itself, so this one method is replaced on the instance.
+        setattr(protocol, "reject", lambda status, _: door.library_refusal(int(status)))  # noqa: B010
 
 
 class Arena:
@@ -56,6 +66,7 @@ class Arena:
         self.closing = False
         self._settings = settings
         self._proxies = door.networks(settings.trusted_proxies)
+        self._origins = door.Origins(settings.origins, settings.address)
         self._failures = Failures(settings.handshake_failures)
         self._seats: Seats | None = None
         self._check: TicketCheck | None = None
@@ -80,6 +91,7 @@ class Arena:
                 settings.host,
                 settings.port,
                 process_request=self._handshake,
+                create_connection=_Connection,
                 select_subprotocol=_chosen,
                 compression=None,  # so that a frame is the same bytes for everybody
                 server_header=None,
@@ -128,9 +140,9 @@ class Arena:
         """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
         outcome = "failed"
         try:
-            parent = request.headers.get_all("traceparent")
-            with traces.span("arena handshake", traceparent=parent[0] if parent else None):
+            with traces.request_span("GET", door.PATH, caller=_trace_of(request)) as span:
                 answer = await self._admit(connection, request)
+                span.answer(answer.status_code)
             outcome = "entered" if answer.status_code == 101 else "not_a_handshake"
             return answer
         except HeadgateError as error:
@@ -144,7 +156,7 @@ class Arena:
     async def _admit(self, connection: ServerConnection, request: Request) -> Response:
         if not door.is_game(request):
             raise NotFound(f"The game is at {door.PATH}.")
-        door.check_origin(request, self._settings.origins)
+        self._origins.check(request)
         ticket = door.shown_ticket(request)
         # A signed ticket is checked without the store, so whoever holds a good one is not slowed down by others who guess.
         if not door.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
@@ -263,6 +275,12 @@ class Arena:
 
     def _client(self, connection: ServerConnection, request: Request) -> str:
         return door.client(connection.remote_address[0], request, self._proxies)
+
+
+def _trace_of(request: Request) -> dict[str, str]:
+    """Give the trace context that came with a handshake."""
+    found = {name: request.headers.get_all(name) for name in ("traceparent", "tracestate")}
+    return {name: values[0] for name, values in found.items() if values}
 
 
 def _chosen(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

@@ -22,7 +22,9 @@ class ArenaSettings(Settings, section="arena"):
     ] = ""
     namespace: Annotated[str, Doc("the queue's namespace")] = "default"
     queue: Annotated[str, Doc("the queue whose players it seats")] = "main"
-    capacity: Annotated[int, Meta(ge=0, le=MOST_SESSIONS), Doc("seats that promotion fills (soft_cap)")] = 100
+    capacity: Annotated[
+        int, Meta(ge=0, le=MOST_SESSIONS), Doc("seats that promotion fills (soft_cap), at most 10,000")
+    ] = 100
     max_capacity: Annotated[
         int | None,
         Meta(ge=0, le=MOST_SESSIONS),
@@ -30,7 +32,7 @@ class ArenaSettings(Settings, section="arena"):
     ] = None
     origins: Annotated[
         list[str],
-        Doc("sites whose pages may enter, such as https://game.example; its own host always may; * is every site"),
+        Doc("sites whose pages may enter, such as https://game.example; its own origin always may; * is every site"),
     ] = []
     trusted_proxies: Annotated[
         list[str], Doc("addresses and networks of proxies whose X-Forwarded-For is believed")

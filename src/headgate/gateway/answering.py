@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from functools import lru_cache
 from math import ceil
 
 import msgspec
 
-from headgate.kit.http import EVENTS, JSON, Answer, Call, Send, Stream, cancelled, event
+from headgate.kit.http import EVENTS, JSON, Answer, Call, Send, Stream, cancelled, event, header_value
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, RateLimited, Unauthorized
 
 Headers = list[tuple[bytes, bytes]]
@@ -30,11 +31,8 @@ _encode_any = msgspec.json.Encoder(enc_hook=str).encode
 
 def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
     named = {**_SECURITY, **({"content-type": content_type} if content_type else {})}
-    for name, value in own.items():
-        if "\r" in value or "\n" in value:
-            raise ValueError(f"the header {name} would be more than one line")
-        named[name.lower()] = value
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    named |= {name.lower(): value for name, value in own.items()}
+    return [(name.encode("latin-1"), header_value(value)) for name, value in named.items()]
 
 
 def block(headers: Headers) -> bytes:
@@ -86,6 +84,14 @@ def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
         remaining = b"%b;r=0;t=%d" % (policy.partition(b";")[0], ceil(error.retry_after or 1))
         headers += [(b"ratelimit-policy", policy), (b"ratelimit", remaining)]
     return error.status, _PROBLEM_BLOCK + block(headers), _encode_any(document)
+
+
+def last_problem(error: HeadgateError) -> tuple[int, bytes]:
+    """Give the status of a problem that ends a connection, and all that follows its first line."""
+    request_id = secrets.token_hex(8)
+    status, head, body = problem(error, request_id)
+    own = b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+    return status, head + own + body
 
 
 def stream_headers(stream: Stream) -> Headers:

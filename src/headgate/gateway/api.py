@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Annotated, Final, Literal
 
 import msgspec
-import structlog
 
 import headgate
 from headgate.gateway.pages import Page, asset_operation, page_operation
@@ -16,14 +15,15 @@ from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Token, TokenExists, Tokens, TokensFull, TokenUnknown
 from headgate.kit import metrics
 from headgate.kit.http import Access, Answer, Call, Operation, Wire
-from headgate.kit.ids import thing_name
+from headgate.kit.ids import ThingName, thing_name
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.web import web_folder
 from headgate.store import Store
 
-log = structlog.get_logger()
+log = get_logger()
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$", examples=["shop-backend"])]
+Name = Annotated[ThingName, msgspec.Meta(examples=["shop-backend"])]
 
 
 Role = Literal["admin", "service", "read"]
@@ -103,7 +103,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
             log.info("token revoked", name=name, by=call.caller.name)
 
     async def metrics_text(_call: Call) -> Answer:
-        return Answer(await asyncio.to_thread(metrics.exposition), content_type=metrics.CONTENT_TYPE)
+        return Answer(await metrics.scrape(), content_type=metrics.CONTENT_TYPE)
 
     return [
         Operation(
@@ -156,7 +156,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
     ]
 
 
-def documents(openapi: bytes) -> list[Operation]:
+def documents(openapi: bytes, front: str) -> list[Operation]:
     """Give the routes of the API's own documents."""
     web = web_folder() / "docs"
     page = Page(web / "index.html")
@@ -165,10 +165,10 @@ def documents(openapi: bytes) -> list[Operation]:
         return Answer(openapi, headers={"cache-control": "no-cache"})
 
     async def front_door(_call: Call) -> Answer:
-        return Answer(status=302, headers={"location": "/console"})
+        return Answer(status=302, headers={"location": front})
 
     return [
-        Operation("GET", "/", front_door, "The console", access=Access.PUBLIC, tag="system", documented=False),
+        Operation("GET", "/", front_door, "The first page", access=Access.PUBLIC, tag="system", documented=False),
         Operation(
             "GET", "/openapi.json", openapi_json, "This document", access=Access.PUBLIC, tag="system", documented=False
         ),

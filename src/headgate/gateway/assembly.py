@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
-
-import structlog
 
 from headgate.gateway import api, beside, console
 from headgate.gateway.door import Door
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
-from headgate.gateway.settings import AdminTokenMissing, GatewaySettings
+from headgate.gateway.settings import GatewaySettings, check_admin_token
+from headgate.gateway.shared_buckets import SharedBuckets, shared_table
 from headgate.gateway.tokens import Keyring, Tokens
 from headgate.kit.http import Mount, Operation
 from headgate.kit.problems import StoreUnavailable
-from headgate.store import Store
+from headgate.store import Store, clock_words
 
 READY_SECONDS: Final = 1.0
-SHORT_TOKEN: Final = 16
 
 Keeper = Callable[[], Coroutine[None, None, None]]
-
-log = structlog.get_logger()
 
 
 @asynccontextmanager
@@ -35,21 +32,21 @@ async def open_gateway(
     *,
     settings: GatewaySettings,
     store: Store,
+    secrets: Sequence[bytes] = (),
 ) -> AsyncIterator[Gateway]:
     """Open the application that a worker serves: these operations and mounts, and the gateway's own.
 
     A keeper is a coroutine function that keeps what a feature's routes know current, for as long as the gateway lives.
+    The console is served where there are secrets to sign its cookies with, newest first.
     """
-    if not settings.admin_token:
-        raise AdminTokenMissing
-    if len(settings.admin_token) < SHORT_TOKEN:
-        log.warning("the admin token is short and could be guessed; take a longer one")
+    check_admin_token(settings.admin_token)
     tokens = Tokens(store)
     keyring = Keyring(tokens, settings.admin_token)
     await keyring.refresh()
-    sessions = console.Sessions(keyring, settings.admin_token)
+    sessions = console.Sessions(keyring, secrets, settings.admin_token, store.now) if secrets else None
     every = [*operations, *api.operations(store, tokens, settings), *console.operations(sessions)]
-    every += api.documents(document([*every, *beside.routes(mounts)]))
+    front = "/docs" if sessions is None else "/console"
+    every += api.documents(document([*every, *beside.routes(mounts)]), front)
 
     async def ready() -> str | None:
         try:
@@ -58,11 +55,24 @@ async def open_gateway(
             return error.detail
         return None
 
-    gateway = Gateway(every, mounts, settings=settings, door=Door(keyring, settings, sessions), ready=ready)
-    async with asyncio.TaskGroup() as group:
-        keeping = [group.create_task(keep()) for keep in (keyring.keep, gateway.keep_figures, *keepers)]
-        try:
+    def notice() -> str | None:
+        return clock_words(store.clock_offset())
+
+    with shared_table(f"{store.address.nodes} {store.address.database} {store.prefix}") as table:
+        shared = None if table is None else partial(SharedBuckets, table=table)
+        door = Door(keyring, settings, sessions, shared)
+        gateway = Gateway(every, mounts, settings=settings, door=door, ready=ready, notice=notice)
+        async with _kept(gateway, (keyring.keep, gateway.keep_figures, *keepers)):
             yield gateway
+
+
+@asynccontextmanager
+async def _kept(gateway: Gateway, keepers: Sequence[Keeper]) -> AsyncIterator[None]:
+    """Run what keeps a gateway current, for as long as the block lasts."""
+    async with asyncio.TaskGroup() as group:
+        keeping = [group.create_task(keep()) for keep in keepers]
+        try:
+            yield
         finally:
             for task in keeping:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Whose request it is: the client's address, seen through the proxies that we were told to trust."""
+"""Whose request or connection it is: the client's address, seen through the proxies that we were told to trust."""
 
 from __future__ import annotations
 
@@ -6,10 +6,46 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
+from headgate.gateway.limits import neighbourhood
 from headgate.kit.settings import SettingInvalid
 
 MOST_HOPS = 16
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class AddressCount:
+    """Counts the open connections of each client address; those of trusted proxies are everybody's and not counted."""
+
+    def __init__(self, most: int, trusted_proxies: Sequence[str] = ()) -> None:
+        self._most = most
+        self._networks = [_network(text) for text in trusted_proxies]
+        self._open: dict[str, int] = {}
+        self._counted = lru_cache(maxsize=4096)(self._counted_as)
+
+    def add(self, client: tuple[str, int] | None) -> bool:
+        """Count a connection, unless its address has as many as it may; tell whether it was counted."""
+        address = self._counted(client[0]) if client is not None else None
+        if address is None:
+            return True
+        count = self._open.get(address, 0)
+        if count >= self._most:
+            return False
+        self._open[address] = count + 1
+        return True
+
+    def remove(self, client: tuple[str, int] | None) -> None:
+        """Forget a connection that was added."""
+        address = self._counted(client[0]) if client is not None else None
+        if address is not None:
+            self._open[address] -= 1
+            if not self._open[address]:
+                del self._open[address]
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _counted_as(self, address: str) -> str | None:
+        return None if _within(self._networks, address) else neighbourhood(address)
 
 
 class Clients:
@@ -40,12 +76,16 @@ class Clients:
         return peer, not hops
 
     def _is_trusted(self, text: str) -> bool:
-        try:
-            address = ip_address(text)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None) or address
-        return any(mapped in network for network in self._networks)
+        return _within(self._networks, text)
+
+
+def _within(networks: Sequence[IPv4Network | IPv6Network], text: str) -> bool:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return any(mapped in network for network in networks)
 
 
 def _network(text: str) -> IPv4Network | IPv6Network:

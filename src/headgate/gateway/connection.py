@@ -5,25 +5,39 @@ and back costs more than our whole dispatch (decision 0006). Here the parser (ht
 runs where the bytes arrive, and the answer goes out in one write. What could be read in two ways is refused: two lengths, a
 length beside chunks, folded headers, bare line feeds, a coding that we do not undo.
 
+A read may bring 256 kB, and what is in it costs what its sender likes: thousands of requests, of chunks of one byte, or of
+trailers. So the parser is fed pieces. One turn of the loop parses at most 16 kB and begins at most 16 requests; the rest
+waits unparsed, and meanwhile nothing more is read. What is no body (heads, chunk sizes, trailers) may have 64 kB in a row.
+
 Headers that were read before are not read again: see heads.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import httptools
 
-from headgate.gateway.answering import problem
-from headgate.gateway.exchange import Exchange, Heads, Target
-from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, QUERY_SIGNS, Head, KnownHeads, first_line
+from headgate.gateway import problems
+from headgate.gateway.answering import last_problem
+from headgate.gateway.exchange import Exchange, Target
+from headgate.gateway.heads import MOST_BYTES, MOST_HEADERS, QUERY_SIGNS, Head, first_line, origin_form, twice
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
+if TYPE_CHECKING:
+    from headgate.gateway.listener import Listener
+
 MOST_HEADER_BYTES: Final = 65_536
+# Short header lines take forty times the memory of their bytes.
+MOST_HEADER_LINES: Final = 1000
 MOST_PIPELINED: Final = 16
+# How much is parsed in one turn of the loop, and how much of it a request counts for that is answered meanwhile.
+STEP_BYTES: Final = 16_384
+# A request's head ends like this, and so does a body in chunks.
+HEAD_END: Final = b"\r\n\r\n"
+REQUEST_BYTES: Final = STEP_BYTES // MOST_PIPELINED
 IDLE_SECONDS: Final = 75.0
 HEAD_SECONDS: Final = 15.0
 STUCK_SECONDS: Final = 45.0
@@ -39,106 +53,48 @@ _METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", 
 _Asked: TypeAlias = tuple[bytes, bytes, Target]
 
 
-class HeadTooLarge(HeadgateError):
-    """The request's headers are larger than 64 kB."""
-
-    code, status = "headers_too_large", 431
-
-
-class HeadTimeout(HeadgateError):
-    """The request's headers did not arrive in time."""
-
-    code, status = "request_timeout", 408
-
-
-class CodingUnsupported(HeadgateError):
-    """A request body comes plain or chunked, in no other transfer coding."""
-
-    code, status = "coding_unsupported", 501
-
-
-class VersionUnsupported(HeadgateError):
-    """This port speaks HTTP/1.1."""
-
-    code, status = "version_unsupported", 505
-
-
-class TooManyConnections(HeadgateError):
-    """This process holds as many connections as it may; try again in a moment."""
-
-    code, status = "too_many_connections", 503
-
-
-class House(Protocol):
-    """What a connection needs of the listener that it belongs to."""
-
-    heads: Heads
-    known: KnownHeads
-    now: float
-    stopping: bool
-
-    def arrived(self, connection: Connection) -> bool:
-        """A connection was made; tell whether there is room for it."""
-
-    def left(self, connection: Connection) -> None:
-        """A connection was lost."""
-
-    def serve(self, exchange: Exchange) -> None:
-        """Start answering a request."""
-
-    def flush_later(self, connection: Connection) -> None:
-        """Flush this connection at the end of this turn of the loop."""
-
-
 class Connection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_answering", "_asked", "_between", "_block", "_chances", "_drains", "_fed", "_head", "_head_bytes", "_headers",
-        "_in_head", "_lingering", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving", "_target",
-        "_transport", "_unsent", "_unserved", "_url", "client", "full", "heads", "house", "server", "since",
+        "_answering", "_asked", "_between", "_block", "_body_left", "_chances", "_drains", "_head", "_headers", "_in_head",
+        "_lingering", "_overhead", "_parser", "_plain", "_queue", "_reading", "_reads", "_refused", "_serving", "_target",
+        "_transport", "_unparsed", "_unsent", "_unserved", "_url", "client", "full", "heads", "house", "server", "since",
+        "unused",
     )  # fmt: skip
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: Listener) -> None:
         self.house = house
         self.heads = house.heads
         self.since = house.now
-        self.full = False
-        self.client: tuple[str, int] | None = None
-        self.server: tuple[str, int] | None = None
+        self.full, self.unused = False, True
+        self.client = self.server = cast("tuple[str, int] | None", None)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._url = b""
+        self._url = self._unparsed = self._unsent = self._block = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._in_head = False
-        self._between = True
-        self._plain: Exchange | None = None
+        self._in_head, self._between = False, True
         self._chances = CHANCES
-        self._unsent = b""
-        self._block = b""
         self._head = Head([], {})
         self._target: Target | None = None
         self._asked: _Asked | None = None
-        self._head_bytes = 0
-        self._fed = 0
-        self._reading: Exchange | None = None
-        self._unserved: Exchange | None = None
-        self._answering: Exchange | None = None
+        self._overhead = self._body_left = 0
+        self._plain = self._reading = self._unserved = self._answering = cast("Exchange | None", None)
         self._queue: deque[Exchange] = deque()
         self._refused: HeadgateError | None = None
         self._reads = True
-        self._serving = False
-        self._lingering = False
+        self._serving = self._lingering = False
         self._drains: list[asyncio.Future[None]] = []
 
     # The event loop's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.client = _address(transport.get_extra_info("peername"))
-        self.server = _address(transport.get_extra_info("sockname"))
-        if not self.house.arrived(self):
-            self._refuse(TooManyConnections(retry_after=1))
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self.client = peer[:2] if isinstance(peer, tuple) else None
+        self.server = own[:2] if isinstance(own, tuple) else None
+        if (refusal := self.house.arrived(self)) is not None:
+            self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.house.left(self)
@@ -153,36 +109,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._refused is not None:
             return
-        if self._answering is None and self._chances and self._answer_known(data):
-            return
-        self._fed = len(data)
-        fresh = self._between
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._no_upgrade()
-        except httptools.HttpParserCallbackError as error:
-            reason = error.__context__
-            self._refuse(reason if isinstance(reason, HeadgateError) else Malformed("The request could not be read."))
-        except httptools.HttpParserInvalidMethodError:
-            known = data[:1].isalpha()
-            self._refuse(
-                MethodNotAllowed("This method is not known here.") if known else Malformed("This is not HTTP.")
-            )
-        except httptools.HttpParserError as error:
-            self._refuse(Malformed(f"The request is not HTTP/1.1: {error}."))
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEADER_BYTES:
-                self._refuse(HeadTooLarge())
-        if self._plain is not None and self._between:
-            plain, self._plain = self._plain, None
-            if fresh and self._chances:
-                self._remember(data, plain.target.head)
-        if self._unserved is not None:
-            # Not from within the parser: an answer may be out at once, and close the connection.
-            exchange, self._unserved = self._unserved, None
-            self.house.serve(exchange)
+        if self._unparsed:
+            self._unparsed += data
+        elif self._answering is not None or not self._chances or not self._answer_known(data):
+            self._parse(data)
+
+    def parse_on(self) -> None:
+        """Parse more of what was read in an earlier turn of the loop, and read on when that was all."""
+        if self._unparsed and self._reads and not self._ending():
+            data, self._unparsed = self._unparsed, b""
+            self._parse(data)
+            if not self._unparsed:
+                self._read_on()
 
     def eof_received(self) -> None:
         """A client that closes its side has left: returning None closes ours."""
@@ -216,23 +154,30 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         url, headers = self._url, self._headers
-        may_be_large = self._head_bytes + self._fed > MOST_HEADER_BYTES
+        may_be_large = self._overhead > MOST_HEADER_BYTES
+        if len(headers) > MOST_HEADER_LINES:
+            raise problems.HeadTooLarge(f"The request has more than {MOST_HEADER_LINES} headers.")
         if may_be_large and len(url) + sum(len(name) + len(value) + 4 for name, value in headers) > MOST_HEADER_BYTES:
-            raise HeadTooLarge
-        self._url, self._headers, self._in_head, self._head_bytes = b"", [], False, 0
+            raise problems.HeadTooLarge
+        self._url, self._headers, self._in_head = b"", [], False
         parser = self._parser
         version = parser.get_http_version()
         old = version != "1.1"
         if old and version != "1.0":
-            raise VersionUnsupported
+            raise problems.VersionUnsupported
         names = dict(headers)
-        if b"transfer-encoding" in names and (names[b"transfer-encoding"].lower() != b"chunked" or old):
-            raise CodingUnsupported
-        if not old and (b"host" not in names or (len(names) != len(headers) and _twice(b"host", headers))):
+        repeats = len(names) != len(headers)
+        if b"transfer-encoding" in names:
+            chunked = names[b"transfer-encoding"].lower() == b"chunked"
+            if not chunked or old or (repeats and twice(b"transfer-encoding", headers)):
+                raise problems.CodingUnsupported
+        elif b"content-length" in names:
+            self._body_left = int(names[b"content-length"])  # the parser has seen to it that it is one number
+        if not old and (b"host" not in names or (repeats and twice(b"host", headers))):
             raise Malformed("A request needs one Host header.")
         path, _, query = url.partition(b"?")
         if path[:1] != b"/":
-            path = _origin_form(path)
+            path = origin_form(path)
         head = Head(headers, names)
         exchange = Exchange(self, Target(parser.get_method().decode(), path, head), query)
         exchange.keep_alive = parser.should_keep_alive()
@@ -250,11 +195,15 @@ class Connection(asyncio.Protocol):
                 self._stop_reading()
 
     def on_body(self, chunk: bytes) -> None:
+        self._overhead = 0
+        if self._body_left:
+            self._body_left -= len(chunk)
         if self._reading is not None and self._reading.feed(chunk):
             self._stop_reading()
 
     def on_message_complete(self) -> None:
         self._between = True
+        self._overhead = 0
         if self._reading is not None:
             self._reading.end()
             self._reading = None
@@ -299,13 +248,14 @@ class Connection(asyncio.Protocol):
         """Read again, if there is room for what comes."""
         if not self._reads and not self.full and len(self._queue) < MOST_PIPELINED and not self._transport.is_closing():
             self._reads = True
-            self._transport.resume_reading()
+            self._read_on()
 
     def answered(self, exchange: Exchange) -> None:
         """The answer is out: go on with the next request, or close."""
         if exchange is not self._answering:
             return
         self._answering = None
+        self.unused = False
         self.since = self.house.now
         if not exchange.keep_alive or self.house.stopping:
             self._close(complete=exchange.complete)
@@ -314,8 +264,10 @@ class Connection(asyncio.Protocol):
         elif not self._reads:
             self.go_on_reading()
 
-    def close_if_idle(self) -> None:
-        """Close unless a request is under way."""
+    def close_if_idle(self, *, awaits_request: bool = False) -> None:
+        """Close unless a request is under way, or may be so: it has begun to arrive, or the connection is new."""
+        if awaits_request and (self.unused or not self._between):
+            return
         if self._answering is None and not self._queue and not self._lingering and self._refused is None:
             self.flush()
             self._transport.close()
@@ -338,9 +290,78 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._in_head:
             if lasted > HEAD_SECONDS:
-                self._refuse(HeadTimeout())
+                self._refuse(problems.HeadTimeout())
         elif lasted > IDLE_SECONDS:
             self._transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser as much as one turn of the loop may cost; keep the rest for the next."""
+        fresh, size = self._between, len(data)
+        if size <= STEP_BYTES and data.count(HEAD_END) < 2:
+            self._feed(data)
+            parsed = size
+        else:
+            parsed = self._feed_pieces(data)
+        if self._plain is not None and self._between:
+            plain, self._plain = self._plain, None
+            if fresh and parsed == size and self._chances:
+                self._remember(data, plain.target.head)
+        if self._unserved is not None:
+            self._serve_parsed()
+        if parsed < size and not self._ending():
+            self._unparsed = data[parsed:]
+            self._transport.pause_reading()
+            self._read_on()
+
+    def _feed_pieces(self, data: bytes) -> int:
+        """Feed the parser piece by piece, each with one request at most; give how much of it that was."""
+        at, size, budget = 0, len(data), STEP_BYTES
+        while at < size and budget > 0 and self._reads and not self._ending():
+            if self._body_left:
+                ends = min(at + self._body_left, size)
+            else:
+                found = data.find(HEAD_END, at, at + budget)
+                ends = min(at + budget, size) if found < 0 else found + 4
+                budget -= ends - at
+            self._feed(data[at:ends])
+            at = ends
+            if self._between and self._unserved is not None:
+                budget -= REQUEST_BYTES
+                self._serve_parsed()
+        return at
+
+    def _feed(self, piece: bytes) -> None:
+        """Feed the parser; what it does not understand is refused."""
+        self._overhead += len(piece)
+        # The parser takes more than one space between the parts of a request's first line; others may read that differently.
+        if self._between and b"  " in piece and b"  " in piece.lstrip(b"\r\n").partition(b"\r\n")[0]:
+            self._refuse(Malformed("The parts of a request's first line have one space between them."))
+            return
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._no_upgrade()
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__
+            self._refuse(reason if isinstance(reason, HeadgateError) else Malformed("The request could not be read."))
+        except httptools.HttpParserInvalidMethodError:
+            letters = piece[:1].isalpha()
+            self._refuse(
+                MethodNotAllowed("This method is not known here.") if letters else Malformed("This is not HTTP.")
+            )
+        except httptools.HttpParserError as error:
+            self._refuse(Malformed(f"The request is not HTTP/1.1: {error}."))
+        if self._overhead > MOST_HEADER_BYTES:
+            self._refuse(problems.HeadTooLarge())
+
+    def _serve_parsed(self) -> None:
+        """Serve a request that was parsed; not from within the parser, since an answer may be out at once, and close us."""
+        exchange, self._unserved = self._unserved, None
+        self.house.serve(cast("Exchange", exchange))
+
+    def _ending(self) -> bool:
+        """Tell whether nothing that comes now is a request any more."""
+        return self._lingering or self._refused is not None or self._transport.is_closing()
 
     def _remember(self, data: bytes, head: Head) -> None:
         """Keep the headers of a request that came alone and whole."""
@@ -434,23 +455,25 @@ class Connection(asyncio.Protocol):
         self._stop_reading()
         reading, self._reading = self._reading, None
         if reading is not None and not reading.complete:
-            reading.fail(error)  # its own answer says so
             self._refused = None
             self._lingering = True
+            if reading.started:
+                self.abort()  # half of its answer is out already
+            else:
+                reading.fail(error)  # its own answer says so
         elif self._answering is None and not self._queue:
             self._say_refused(error)
 
     def _say_refused(self, error: HeadgateError) -> None:
-        request_id = secrets.token_hex(8)
-        status, head, body = problem(error, request_id)
-        own = b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
-        self.write(self.heads.dated(status) + head + own + body)
+        status, rest = last_problem(error)
+        self.write(self.heads.dated(status) + rest)
         self._close(complete=False)
 
     def _close(self, *, complete: bool) -> None:
         """Close once all is sent. Of a request that still arrives the rest is read first: its reset would take the answer along."""
         self.flush()
         self._queue.clear()
+        self._unparsed = b""
         if complete:
             self._transport.close()
             return
@@ -458,9 +481,15 @@ class Connection(asyncio.Protocol):
         self.since = self.house.now
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        if not self._reads:
-            self._reads = True
-            self._transport.resume_reading()
+        self._reads = True
+        self._transport.resume_reading()
+
+    def _read_on(self) -> None:
+        if self._reads and not self._transport.is_closing():
+            if self._unparsed:
+                self.house.parse_later(self)
+            else:
+                self._transport.resume_reading()
 
     def _stop_reading(self) -> None:
         if self._reads and not self._transport.is_closing():
@@ -472,22 +501,3 @@ class Connection(asyncio.Protocol):
             if not future.done():
                 future.set_result(None)
         self._drains.clear()
-
-
-def _twice(name: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
-    return sum(each == name for each, _ in headers) > 1
-
-
-def _origin_form(target: bytes) -> bytes:
-    """Give the path of a target that is a whole URL; `*` stays what it is."""
-    if target == b"*":
-        return target
-    scheme, slashes, rest = target.partition(b"://")
-    if not slashes or scheme.lower() not in (b"http", b"https"):
-        raise Malformed("The request's target is not a path.")
-    slash = rest.find(b"/")
-    return b"/" if slash < 0 else rest[slash:]
-
-
-def _address(name: Any) -> tuple[str, int] | None:
-    return (name[0], name[1]) if isinstance(name, tuple) else None

@@ -1,7 +1,7 @@
 """The console's door: sign in with a token, and carry a signed cookie from then on.
 
 The cookie names the token, not its secret, and is good for as long as the token is: a revoked token ends its sessions within a
-second. It is HttpOnly and SameSite=Strict, and whatever changes something must also carry a header that no form or link on
+second. It is signed with the signing keys and not with a token, which whoever holds a cookie could then guess at home. It is HttpOnly and SameSite=Strict, and whatever changes something must also carry a header that no form or link on
 another site can set, and come from this origin.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Annotated, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec import Meta
 from headgate.gateway.pages import Page, asset_operation, page_operation
 from headgate.gateway.tokens import Keyring
 from headgate.kit.http import Access, Answer, Call, Caller, Operation, Wire
+from headgate.kit.origins import origin_of
 from headgate.kit.problems import Forbidden, Unauthorized
 from headgate.kit.web import web_folder
 
@@ -51,9 +53,15 @@ class _Ticket(msgspec.Struct, frozen=True, array_like=True):
 class Sessions:
     """Signed-in browsers; nothing is kept here, the cookie says it all."""
 
-    def __init__(self, keyring: Keyring, admin_token: str) -> None:
+    def __init__(self, keyring: Keyring, secrets: Sequence[bytes], admin_token: str, now: Callable[[], float]) -> None:
+        """Sign with the first secret and believe all of them, so that keys can be rotated; another admin token ends all.
+
+        `now` gives the store's time in seconds: a session begins at one gateway and is shown to others.
+        """
         self._keyring = keyring
-        self._secret = hmac.digest(admin_token.encode(), b"headgate console session v1", "sha256")
+        self._now = now
+        purpose = b"headgate console session v2 " + sha256(admin_token.encode()).digest()
+        self._secrets = [hmac.digest(secret, purpose, "sha256") for secret in secrets]
 
     def sign_in(self, token: str) -> tuple[Caller, str]:
         """Give the caller of a token and the cookie's value; raises Unauthorized."""
@@ -61,8 +69,8 @@ class Sessions:
         caller = self._keyring.marked(mark) if mark is not None else None
         if mark is None or caller is None:
             raise Unauthorized("This token is not valid.")
-        payload = _text(msgspec.json.encode(_Ticket(mark, int(time.time()) + SESSION_SECONDS)))
-        return caller, f"{payload}.{_text(self._mac(payload))}"
+        payload = _text(msgspec.json.encode(_Ticket(mark, int(self._now()) + SESSION_SECONDS)))
+        return caller, f"{payload}.{_text(_mac(self._secrets[0], payload))}"
 
     def caller(self, method: str, headers: dict[bytes, bytes]) -> Caller | None:
         """Say who is signed in; None if nobody is. What changes something must come from our own pages."""
@@ -80,21 +88,38 @@ class Sessions:
                 continue
             payload, _, mac = value.partition(".")
             try:
-                if not hmac.compare_digest(_bytes(mac), self._mac(payload)):
+                shown = _bytes(mac)
+                if not any(hmac.compare_digest(shown, _mac(secret, payload)) for secret in self._secrets):
                     continue
                 ticket = msgspec.json.decode(_bytes(payload), type=_Ticket)
             except (ValueError, binascii.Error):
                 continue
-            if ticket.expires > time.time():
+            if ticket.expires > self._now():
                 return self._keyring.marked(ticket.mark)
         return None
 
-    def _mac(self, payload: str) -> bytes:
-        return hmac.digest(self._secret, payload.encode(), "sha256")
+
+def operations(sessions: Sessions | None) -> list[Operation]:
+    """Give the console's pages and its sign-in; without sessions only what tells whose token it is."""
+
+    async def show_session(call: Call) -> Session:
+        return _session(call.caller)
+
+    show = Operation(
+        "GET",
+        "/console/session",
+        show_session,
+        "Who is signed in",
+        access=Access.READ,
+        tag="console",
+        answer=Session,
+        documented=False,
+        namespaced=True,
+    )
+    return [show] if sessions is None else [show, *_console(sessions)]
 
 
-def operations(sessions: Sessions) -> list[Operation]:
-    """Give the console's pages and its sign-in."""
+def _console(sessions: Sessions) -> list[Operation]:
     web = web_folder() / "console"
 
     async def sign_in(call: Call) -> Answer:
@@ -103,9 +128,6 @@ def operations(sessions: Sessions) -> list[Operation]:
         request: SignIn = call.body
         caller, value = sessions.sign_in(request.token)
         return Answer(_session(caller), headers={"set-cookie": _cookie(call, value, SESSION_SECONDS)})
-
-    async def show_session(call: Call) -> Session:
-        return _session(call.caller)
 
     async def sign_out(call: Call) -> Answer:
         return Answer(status=204, headers={"set-cookie": _cookie(call, "", 0)})
@@ -123,17 +145,6 @@ def operations(sessions: Sessions) -> list[Operation]:
             errors=(Unauthorized, Forbidden),
             limit="unauthorized",
             documented=False,
-        ),
-        Operation(
-            "GET",
-            "/console/session",
-            show_session,
-            "Who is signed in",
-            access=Access.READ,
-            tag="console",
-            answer=Session,
-            documented=False,
-            namespaced=True,
         ),
         Operation(
             "DELETE",
@@ -160,14 +171,22 @@ def _from_our_page(headers: dict[bytes, bytes]) -> bool:
     site = headers.get(b"sec-fetch-site")
     if site is not None:
         return site == b"same-origin"
-    origin = headers.get(b"origin")
-    return origin is not None and origin.partition(b"://")[2] == headers.get(b"host")
+    # Browsers that do not say this name the page's origin; a proxy in front may speak https where we do not.
+    origin, host = headers.get(b"origin", b"").decode("latin-1"), headers.get(b"host", b"").decode("latin-1")
+    schemes = (
+        (headers[b"x-forwarded-proto"].decode("latin-1"),) if b"x-forwarded-proto" in headers else ("http", "https")
+    )
+    return bool(origin) and any(origin == origin_of(f"{scheme}://{host}") for scheme in schemes)
 
 
 def _cookie(call: Call, value: str, seconds: int) -> str:
     secure = (call.header("x-forwarded-proto") or call.scheme).split(",")[0].strip() == "https"
     name, flag = (NAME_HTTPS, "; Secure") if secure else (NAME_HTTP, "")
     return f"{name}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{flag}"
+
+
+def _mac(secret: bytes, payload: str) -> bytes:
+    return hmac.digest(secret, payload.encode(), "sha256")
 
 
 def _text(raw: bytes) -> str:

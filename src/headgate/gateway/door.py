@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.gateway.clients import Clients
 from headgate.gateway.console import Sessions
 from headgate.gateway.exchange import Exchange
-from headgate.gateway.limits import Limiter, limiters
+from headgate.gateway.limits import Limiter, MakeBuckets, limiters
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Keyring
 from headgate.kit.http import ANONYMOUS, Access, Caller
@@ -18,8 +18,14 @@ DEFAULT_NAMESPACE = "default"
 class Door:
     """Decides for each request who its caller is and whether they may go on."""
 
-    def __init__(self, keyring: Keyring, settings: GatewaySettings, sessions: Sessions) -> None:
-        self.limits = limiters(settings.limits)
+    def __init__(
+        self,
+        keyring: Keyring,
+        settings: GatewaySettings,
+        sessions: Sessions | None = None,
+        shared: MakeBuckets | None = None,
+    ) -> None:
+        self.limits = limiters(settings.limits, shared)
         self._clients = Clients(settings.trusted_proxies)
         self._failures = self.limits["unauthorized"]
         self._keyring = keyring
@@ -42,7 +48,7 @@ class Door:
             secret = _bearer(headers[b"authorization"])
         caller = ANONYMOUS if secret is None else self._keyring.caller(secret) or ANONYMOUS
         if access is not Access.PUBLIC:
-            if secret is None and b"cookie" in headers:
+            if secret is None and self._sessions is not None and b"cookie" in headers:
                 caller = self._sessions.caller(target.method, headers) or ANONYMOUS
             if caller is ANONYMOUS:
                 self._failures.take_address(client)
@@ -52,6 +58,12 @@ class Door:
         elif caller is ANONYMOUS and limiter is not None and not ours:
             limiter.take_address(client)
         return caller, client
+
+    def spend(self, exchange: Exchange, caller: Caller, limit: str) -> None:
+        """Count a request against a limit of its client's address that its route does not name; raises RateLimited."""
+        client, ours = self.client(exchange)
+        if caller is ANONYMOUS and not ours:
+            self.limits[limit].take_address(client)
 
     def client(self, exchange: Exchange) -> tuple[str, bool]:
         """Give the client's address, and whether it is one of our own proxies that asks for itself."""

@@ -14,7 +14,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from time import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from headgate.gateway.heads import Head
 from headgate.kit.http import Message, Scope
@@ -166,14 +166,13 @@ class Exchange:
         """The request in ASGI's words."""
         if self._scope is None:
             target = self.target
-            path = target.path.decode("latin-1")
             self._scope = {
                 "type": "http",
                 "asgi": _ASGI,
                 "http_version": "1.0" if self.old else "1.1",
                 "method": target.method,
                 "scheme": self.scheme,
-                "path": unquote(path) if "%" in path else path,
+                "path": unquote_to_bytes(target.path).decode(errors="replace"),
                 "raw_path": target.path,
                 "query_string": self.query,
                 "root_path": "",
@@ -228,7 +227,7 @@ class Exchange:
         self.started = True
         connection = self._connection
         first = connection.heads.made.get(status) or connection.heads.dated(status)
-        if not self.complete or not self.keep_alive or self.old or connection.house.stopping:
+        if not self.complete or not self.keep_alive or self.old or connection.house.quiet:
             first += self._persistence()
         connection.write_whole(b"".join((first, head, body)))
         if self._chunks or self._waiting or self._watchers:
@@ -314,7 +313,7 @@ class Exchange:
 
     def _persistence(self) -> bytes:
         """Say whether the connection stays, where that is not what the client expects anyway."""
-        if not self.keep_alive or not self.complete or self._connection.house.stopping:
+        if not self.keep_alive or not self.complete or self._connection.house.quiet:
             self.keep_alive = False
             return b"connection: close\r\n"
         return b"connection: keep-alive\r\n" if self.old else b""

@@ -21,11 +21,22 @@ ANYWHERE: Final = {
     "type": "name of the service",
     "group": "part of a service, such as a region",
     "upstream": "name of the upstream",
+    "registration": "number that the registration was answered with; an older one than the latest is refused with `superseded`",
+    "nonce": "a random text of one registration, the same when its answer was lost and it is repeated: then it counts once",
+}
+
+IN_PATHS: Final = {
+    **ANYWHERE,
+    "name": "its name",
+    "key": "the key, such as `limits` or `eu/limits`",
+    "job": "the job's id, as it was answered when the job was accepted",
+    "permit": "the permit's id, as it was answered",
+    "path": "the rest of the path, as it was asked for",
 }
 
 _POLICY: Final = {
     "seats": "`fixed`: `capacity` seats in all; `servers`: the sum of the live servers' seats. A new queue that names a capacity is fixed",
-    "capacity": "the seats; with `servers`, an upper limit for all of them together. null: no limit of its own",
+    "capacity": "the seats; with `servers`, an upper limit for all of them together. null sets no limit, but fixed seats need a number; 10000000 is no limit, as in queues of the gate that name no seats",
     "ratePerSecond": "at most so many are called a second; 0 calls nobody, null sets no limit",
     "burst": "at most so many are called at once; null: what the rate brings in a tick",
     "batch": "at most so many are called in a tick; unless named, it grows with the rate",
@@ -38,9 +49,9 @@ _POLICY: Final = {
     "maxLength": "how long the line may be; then 429 `queue_full`. null: no limit",
     "opensAt": "nobody is called before this time, with its zone; people may enter before. null: open",
     "placement": "which server gets the next one: that with the `most-free` seats, or `packed`, the fullest that has one",
-    "failMode": "what the gate does with newcomers while the store is away: `open` lets them through, `closed` answers 503",
+    "failMode": "what the gate does with newcomers while the store is away or full: `open` lets them through, `closed` answers 503",
     "finishedSeconds": "how long somebody who is done can still be asked for",
-    "paths": "paths that the gate guards with this queue: `*` is anything within a segment, `**` anything at all",
+    "paths": "paths that the gate guards with this queue: `*` is anything within a segment, `**` anything at all; at most 100, of at most 512 characters and 8 stars each",
     "bypass": "who passes the gate without standing in line",
     "queueAll": "with `auto`: everybody stands in line, however little traffic there is",
     "returnHosts": "other hosts to which the waiting page may return people",
@@ -56,7 +67,7 @@ _PERSON: Final = {
     "eta": "how long the wait will be; null while that is not known",
     "pollAfterMs": "when to ask again",
     "leastSeconds": "while there is no eta: how long it will take at least, if that is known",
-    "paused": "true while nobody is called because an operator paused the queue; all places are kept",
+    "paused": "true while nobody is called because an operator paused the queue, or for 10 s after its data was lost; all places are kept",
     "ticketId": "the one-time ticket of somebody who is called, as a bare UUID",
     "ticket": "the same ticket, signed, for doors that check it before they redeem it",
     "server": "where the ticket holds a seat",
@@ -73,7 +84,7 @@ _STANDING: Final = {
 }
 
 _OFFER: Final = {
-    "capacity": "seats to be filled; absent: maxCapacity",
+    "capacity": "seats to be filled, at most 10,000 of a server; absent: maxCapacity",
     "maxCapacity": "the most that it takes: the room above capacity is for those who come back",
     "address": "where players connect; told with the ticket",
 }
@@ -102,6 +113,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "QueueView": {
         **_POLICY,
         **_STANDING,
+        "template": "the automatic queue that made this one; empty: an operator did",
         "version": "number of the policy, also in ETag",
         "generation": "goes up with each reset",
         "serving": "place of the last one called",
@@ -114,8 +126,8 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "live": "of those in line, how many were seen within graceSeconds (an estimate from samples)",
         "kept": "seats kept for those who were dropped",
         "servers": "live servers",
-        "capacity": "seats in force",
-        "ratePerSecond": "admissions a second over about the last minute",
+        "capacity": "seats in force; 10000000: no limit",
+        "ratePerSecond": "people called a second in the last five seconds; 0 while nobody is called",
         "enteredTotal": "came in line since the queue was made; so with the other totals",
         "issuedTotal": "tickets made",
         "expiredTotal": "tickets that were not used in time",
@@ -157,7 +169,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "generation": "goes up with each reset",
         "serving": "place of the last one called",
         "waiting": "how many stand in line",
-        "ratePerSecond": "admissions a second over about the last minute",
+        "ratePerSecond": "people called a second in the last five seconds; 0 while nobody is called",
         "marks": "pairs [place, rank] along the line: between two of them lies one's own",
         "at": "when this was read",
     },
@@ -178,6 +190,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "RedeemRequest": {"sessionId": "name of the new session", "instanceId": "the server that redeems; a ticket for another is refused and not spent"},
     "Redeemed": {"seq": "number of this redeem on its server, for `asOf`", "user": "who comes in", "traceparent": "trace of the entry, to go on with"},
     "User": {"nickname": "as given at the entry"},
+    "RenewedSession": {"userId": "whose session it is", "expiresInMs": "how long it lasts unless it is renewed again"},
     "EndRequest": {"reason": "`left` frees the seat, `dropped` keeps it for `reentrySeconds`"},
     "CheckQuery": {
         "resource": "what is asked for; or give `path`",
@@ -195,7 +208,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "PersonQuery": {"placeToken": "the same as X-Place-Token"},
     "RemoveQuery": {"drain": "true: take nobody new, honour tickets, keep sessions"},
     "HistoryQuery": {"minutes": "how many, the latest"},
-    "Record": _INSTANCE,
+    "Record": {**_INSTANCE, "lastHeartbeat": "accepted and ignored"},
     "Instance": {
         **_INSTANCE,
         "registration": "number of this life; a heartbeat with an older one is refused with `superseded`",
@@ -216,7 +229,11 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "removeAfterSeconds": "unhealthy for so long, it is removed; null: never",
     },
     "Heartbeat": {"metrics": "replaces what it was, as do the other objects", "record": "registers the instance whole if it is not known"},
-    "DiscoverQuery": {"filter": "such as metadata.version==1.2; repeated, all must hold", "healthy": "only those that are, or are not"},
+    "PageQuery": {"limit": "at most so many, 1 to 1,000; else all", "page": "`nextPage` of the page before"},
+    "DiscoverQuery": {"filter": "such as metadata.version==1.2; repeated, all must hold", "healthy": "only those that are, or are not", "check": "true: ask each candidate now, and leave out who does not answer", "limit": "at most so many, 1 to 1,000; else all", "page": "`nextPage` of the page before"},
+    "Listing": {"nextPage": "the `page` of the next call; null on the last page", "cursor": "the `revision` of a watch of all groups that goes on from here"},
+    "Services": {"nextPage": "the `page` of the next call; null on the last page"},
+    "Values": {"nextPage": "the `page` of the next call; null on the last page"},
     "Upstream": {
         "baseUrl": "where it is; requests cannot leave it",
         "limits": "what the upstream allows; all hold at once",
@@ -283,6 +300,11 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
         "kind": "put, or removed",
         "diff": "in a history: what changed since the version before",
     },
+    "GetQuery": {"version": "an older version; else the newest", "before": "with `/history`: only versions before this one; 0: all", "limit": "with `/history`: at most so many, 1 to 200"},
+    "VersionsQuery": {"before": "only versions before this one; 0: all", "limit": "at most so many, 1 to 200"},
+    "DeleteQuery": {"reason": "why, for the history"},
+    "WatchQuery": {"key": "only this key; repeated, any of them"},
+    "JobFilter": {"state": "only jobs in this state"},
     "RollbackRequest": {"version": "whose content is published again, as a new version", "reason": "why, for the history"},
     "TokenRequest": {"name": "of the token, for audits", "role": "admin, service or read", "namespace": "the only one where it works; null: all"},
     "NewToken": {"token": "the secret; shown only here"},

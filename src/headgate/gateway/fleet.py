@@ -12,11 +12,11 @@ from time import monotonic
 from typing import Final
 
 import msgspec
-import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headgate.gateway.worker import Beat
 from headgate.kit.children import signal_child
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, from_document
 
 STALE_SECONDS: Final = 5.0
@@ -26,7 +26,7 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 STEADY_SECONDS: Final = 10.0
 
-log = structlog.get_logger()
+log = get_logger()
 Failure = dict[str, object]
 
 
@@ -48,6 +48,7 @@ class Worker:
         self._control: asyncio.StreamWriter | None = None
         self._heard_at = 0.0
         self._why_not: str | None = "starting"
+        self.notice: str | None = None
         self._started_once = False
 
     @property
@@ -79,6 +80,12 @@ class Worker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await quiet.wait()
+
+    def announce_stop(self) -> None:
+        """Tell the worker that it will stop soon, so that its answers say `Connection: close`."""
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.write(b".")
 
     def ask_to_stop(self) -> None:
         """Close our side of the control socket, which tells the worker to finish."""
@@ -128,7 +135,7 @@ class Worker:
                 beat = msgspec.json.decode(line, type=Beat)
                 if beat.failure is not None:
                     return beat.failure
-                self._heard_at, self._why_not = monotonic(), beat.why_not
+                self._heard_at, self._why_not, self.notice = monotonic(), beat.why_not, beat.notice
                 self._started_once = True
         except TimeoutError:
             log.error("worker hangs, ending it", worker=self.number)
@@ -142,6 +149,7 @@ class Fleet:
 
     def __init__(self, count: int, orders: bytes, listener: socket.socket, quiet: asyncio.Event) -> None:
         self._workers = [Worker(number, orders, listener) for number in range(1, count + 1)]
+        self._listener = listener
         self._quiet = quiet
 
     async def run(self, *, quiet_seconds: float, stop_seconds: float) -> None:
@@ -150,7 +158,11 @@ class Fleet:
             async with asyncio.TaskGroup() as group:
                 keeping = [group.create_task(worker.keep(self._quiet)) for worker in self._workers]
                 await self._quiet.wait()
+                for worker in self._workers:
+                    worker.announce_stop()
                 await asyncio.sleep(quiet_seconds)
+                # From here on the workers alone hold the socket: whom the kernel lets in, one of them will have taken.
+                self._listener.close()
                 for worker in self._workers:
                     worker.ask_to_stop()
                 _, late = await asyncio.wait(keeping, timeout=stop_seconds)
@@ -167,6 +179,10 @@ class Fleet:
             return "stopping"
         reasons = [worker.why_not() for worker in self._workers]
         return None if None in reasons else reasons[0]
+
+    def notice(self) -> str | None:
+        """Say what a worker noticed that an operator should see to; None if there is nothing."""
+        return next((worker.notice for worker in self._workers if worker.alive and worker.notice is not None), None)
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every worker."""

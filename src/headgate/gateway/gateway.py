@@ -16,7 +16,6 @@ from time import perf_counter
 from types import CoroutineType
 from typing import Any
 
-import structlog
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
 from headgate.gateway.answering import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
@@ -29,7 +28,8 @@ from headgate.gateway.origins import Origins
 from headgate.gateway.reading import NAMESPACE, BodyReader, QueryReader
 from headgate.gateway.routing import Resource, Router
 from headgate.gateway.settings import GatewaySettings
-from headgate.kit import logs, traces
+from headgate.gateway.tracing import traced, traced_mount
+from headgate.kit import logs, metrics, traces
 from headgate.kit.http import (
     ANONYMOUS,
     Access,
@@ -42,7 +42,8 @@ from headgate.kit.http import (
     Stop,
     Stream,
 )
-from headgate.kit.operations import Ready
+from headgate.kit.logs import get_logger
+from headgate.kit.operations import Notice, Ready
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
 from headgate.store import Awaited
 
@@ -55,7 +56,7 @@ _NO_HEADERS: Headers = []
 _LOGGED_ID: ContextVar[str] = bind_contextvars(request_id="")["request_id"].var
 unbind_contextvars("request_id")
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Unexpected(HeadgateError):
@@ -168,6 +169,9 @@ class Turn(Call):
         _LOGGED_ID.set(self.request_id)  # whoever calls back has a context of their own
         self._gateway.step(self)
 
+    def spend(self, limit: str) -> None:
+        self._gateway.door.spend(self.exchange, self.caller, limit)
+
     def end(self) -> None:
         """The handler is done."""
         if self.running:
@@ -186,10 +190,12 @@ class Gateway:
         settings: GatewaySettings,
         door: Door,
         ready: Ready,
+        notice: Notice = lambda: None,
     ) -> None:
         self.stop = Stop()
         self.ready = ready
-        self._door = door
+        self.notice = notice
+        self.door = door
         self._origins = Origins(settings.origins)
         routes = [(each.method, each.path, Route(each, settings, door.limits)) for each in operations]
         self._router = Router(routes)
@@ -207,7 +213,7 @@ class Gateway:
     @property
     def limits(self) -> Mapping[str, Limiter]:
         """The classes of limits, which may be changed while the gateway runs."""
-        return self._door.limits
+        return self.door.limits
 
     def serve(self, exchange: Exchange) -> Rest | None:
         """Answer one request, or give what is left to do: to wait for its body, its handler or its stream."""
@@ -221,7 +227,8 @@ class Gateway:
             if way is None:
                 found = self._router.find(target.path)
                 if found is None:
-                    return self._run_mounted(self._mounted(target.path), turn)
+                    mounted = self._mounted(target.path)
+                    return traced_mount(turn, target.method, mounted.title, self._run_mounted(mounted, turn))
                 resource, path = found
                 way = self._way(resource, path, turn)
                 if way is None:
@@ -281,21 +288,19 @@ class Gateway:
         """Add the figures of all operations to the shared ones."""
         for tally in self._tallies:
             tally.flush()
+        metrics.share_named()
 
     async def _run(self, way: Way, turn: Turn) -> object:
         """Go through with a request that is traced, or whose body is still on its way."""
-        header = turn.headers.get(b"traceparent")
-        parent = None if header is None else header.decode("latin-1")
-        trace = traces.trace_id(parent)
-        if trace is not None:
-            bind_contextvars(trace_id=trace)
+        return await traced(turn, way.route.title, way.route.status, self._run_all(way, turn))
+
+    async def _run_all(self, way: Way, turn: Turn) -> object:
         route = way.route
-        with traces.span(route.title, traceparent=parent):
-            self._enter(way, turn)
-            if route.body is not None:
-                turn.body = await route.body.read_later(turn.exchange)
-            result = self._handle(route, turn)
-            return await result if isinstance(result, CoroutineType) else result
+        self._enter(way, turn)
+        if route.body is not None:
+            turn.body = await route.body.read_later(turn.exchange)
+        result = self._handle(route, turn)
+        return await result if isinstance(result, CoroutineType) else result
 
     def _way(self, resource: Resource[Route], path: dict[str, str], turn: Turn) -> Way | None:
         """Find where a request goes, None if nowhere with this method; keep what the next of its kind need not find again."""
@@ -307,7 +312,7 @@ class Gateway:
             return None
         way = Way(route, path)
         if target.head.plain and route.access is Access.PUBLIC:
-            client, ours = self._door.client(turn.exchange)
+            client, ours = self.door.client(turn.exchange)
             way.know(client, ours=ours)
             target.way = way
         return way
@@ -321,7 +326,7 @@ class Gateway:
             if way.addresses is not None:
                 way.addresses.take(way.neighbourhood)
         else:
-            turn.caller, turn.client = self._door.enter(turn.exchange, route.access, route.limiter)
+            turn.caller, turn.client = self.door.enter(turn.exchange, route.access, route.limiter)
         turn.query, wanted = route.query.read(turn.exchange.query)
         if route.namespaced:
             if way.namespace is not None:
@@ -414,8 +419,8 @@ class Gateway:
                 return route
         raise NotFound
 
-    async def _run_mounted(self, route: MountRoute, turn: Turn) -> None:
-        """Hand a request to a mounted application; what it raises before it answers becomes a problem."""
+    async def _run_mounted(self, route: MountRoute, turn: Turn) -> int:
+        """Hand a request to a mounted application and give the status; what it raises before it answers is a problem."""
         mount, status = route.mount, 0
         turn.begin(route)
 
@@ -430,21 +435,22 @@ class Gateway:
                 await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
 
         try:
-            limiter = self._door.limits[mount.limit] if mount.limit else None
-            turn.caller, turn.client = self._door.enter(turn.exchange, mount.access, limiter, bearer=mount.bearer)
+            limiter = self.door.limits[mount.limit] if mount.limit else None
+            turn.caller, turn.client = self.door.enter(turn.exchange, mount.access, limiter, bearer=mount.bearer)
             refuse_limited(turn.caller, mount.access)
             turn.scope["headgate"] = turn
             await mount.app(turn.scope, turn.receive, watched)
         except Exception as error:
             if not status:
                 self._fail(turn, error)
-                return
+                return error.status if isinstance(error, HeadgateError) else 500
             log.exception("mounted application failed", mount=mount.prefix)
         finally:
             turn.scope.pop("headgate", None)  # the two hold each other
             turn.end()
             turn.close()
         turn.at.tally.count(status, perf_counter() - turn.started)
+        return status
 
     def _request_id(self, given: bytes) -> str:
         """Take the client's own id if it can stand in a header and a log line."""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from headgate.kit.problems import Malformed
+
 Pairs = list[tuple[bytes, bytes]]
 
 MOST_BYTES: Final = 4096
@@ -40,6 +42,22 @@ _PERSONAL: Final = frozenset(
     (b"authorization", b"cookie", b"origin", b"traceparent", b"x-api-token", b"x-forwarded-for", b"x-place-token",
      b"x-request-id")
 )  # fmt: skip
+
+
+def twice(name: bytes, headers: Pairs) -> bool:
+    """Tell whether a header is there more than once."""
+    return sum(each == name for each, _ in headers) > 1
+
+
+def origin_form(target: bytes) -> bytes:
+    """Give the path of a target that is a whole URL; `*` stays what it is."""
+    if target == b"*":
+        return target
+    scheme, slashes, rest = target.partition(b"://")
+    if not slashes or scheme.lower() not in (b"http", b"https"):
+        raise Malformed("The request's target is not a path.")
+    slash = rest.find(b"/")
+    return b"/" if slash < 0 else rest[slash:]
 
 
 class Head:

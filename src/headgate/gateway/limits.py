@@ -2,21 +2,24 @@
 
 A bucket is one number, the moment at which it will be full again, so an entry that is in the past says nothing and may
 be forgotten. Two generations bound the memory: when the young one is full it becomes the old one, and what nobody has asked
-for since then is gone. Each gateway process counts by itself.
+for since then is gone. Each gateway process counts by itself; entries are counted together (`shared_buckets`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from ipaddress import IPv6Address
 from math import ceil
 from time import monotonic
 
-from headgate.gateway.settings import LIMITS, Limit
+from headgate.gateway.settings import ENTRY, LIMITS, Limit
 from headgate.kit.problems import RateLimited
 
 MOST_KEYS = 50_000
+
+
+MakeBuckets = Callable[[str, float, float], "Buckets"]
 
 
 class Buckets:
@@ -68,9 +71,9 @@ class Limiter:
 
     __slots__ = ("_limit", "addresses", "users")
 
-    def __init__(self, name: str, limit: Limit) -> None:
+    def __init__(self, name: str, limit: Limit, addresses: Buckets | None = None) -> None:
         self._limit = limit
-        self.addresses = Buckets(name, limit.per_second, limit.burst)
+        self.addresses = Buckets(name, limit.per_second, limit.burst) if addresses is None else addresses
         self.users = (
             Buckets(f"{name} by user", limit.user_per_second, limit.user_burst) if limit.user_per_second else None
         )
@@ -86,9 +89,16 @@ class Limiter:
         self.addresses.take(neighbourhood(address))
 
 
-def limiters(changed: Mapping[str, Limit]) -> dict[str, Limiter]:
-    """Make every class of limits: the built-in ones, and those that the settings change or add."""
-    return {name: Limiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
+def limiters(changed: Mapping[str, Limit], shared: MakeBuckets | None = None) -> dict[str, Limiter]:
+    """Make every class of limits: the built-in ones, and those that the settings change or add.
+
+    `shared` makes the buckets of entries, if they are counted together with other processes.
+    """
+    made = {name: Limiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
+    if shared is not None:
+        entry = {**LIMITS, **changed}[ENTRY]
+        made[ENTRY] = Limiter(ENTRY, entry, shared(ENTRY, entry.per_second, entry.burst))
+    return made
 
 
 def neighbourhood(address: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 import headgate
 from headgate.gateway.answering import PROBLEM
 from headgate.gateway.beside import ARENA
-from headgate.gateway.fields import describe
+from headgate.gateway.fields import IN_PATHS, describe
 from headgate.gateway.reading import BodyTimeout, MediaUnsupported
 from headgate.kit.http import EVENTS, JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
@@ -23,6 +23,7 @@ from headgate.kit.problems import (
     InvalidRequest,
     Malformed,
     RateLimited,
+    StoreFull,
     StoreUnavailable,
     TooLarge,
     Unauthorized,
@@ -89,7 +90,7 @@ def document(operations: Sequence[Operation]) -> bytes:
         },
         "x-problems": problems(),
     }
-    return msgspec.json.encode(whole)
+    return msgspec.json.encode(_with_json_patterns(whole))
 
 
 def problems() -> list[dict[str, object]]:
@@ -134,8 +135,8 @@ def _path_parameters(operation: Operation) -> Iterable[Schema]:
         pattern = MEMBER_PATTERN if name == "id" or name.endswith("Id") else THING_PATTERN
         if rest:
             pattern = CONFIG_KEY_PATTERN if name == "key" else ""
-        schema = {"type": "string", "pattern": f"^{pattern}$"} if pattern else {"type": "string"}
-        yield {**_parameter("path", name, schema), "required": True}
+        schema = {"type": "string", "pattern": rf"^{pattern}\Z"} if pattern else {"type": "string"}
+        yield {**_parameter("path", name, schema, IN_PATHS.get(name, "")), "required": True}
 
 
 def _query_parameters(operation: Operation, components: dict[str, Schema]) -> Iterable[Schema]:
@@ -148,8 +149,22 @@ def _query_parameters(operation: Operation, components: dict[str, Schema]) -> It
             described = _parameter("query", name, schema, schema.get("description", ""))
             yield {**described, "required": name in own.get("required", ())}
     if operation.namespaced and "{namespace}" not in operation.path:
-        schema = {"type": "string", "pattern": f"^{THING_PATTERN}$", "default": "default"}
+        schema = {"type": "string", "pattern": rf"^{THING_PATTERN}\Z", "default": "default"}
         yield _parameter("query", "namespace", schema, "a token that is limited to a namespace needs none here")
+
+
+def _with_json_patterns(part: Any) -> Any:
+    """Write every pattern as JSON Schema reads it: `$` is the very end there, and `\\Z` is Python's word for that."""
+    if isinstance(part, dict):
+        return {
+            name: value.replace(r"\Z", "$")
+            if name == "pattern" and isinstance(value, str)
+            else _with_json_patterns(value)
+            for name, value in part.items()
+        }
+    if isinstance(part, list):
+        return [_with_json_patterns(value) for value in part]
+    return part
 
 
 def _any(kind: type[Any]) -> Schema:
@@ -185,6 +200,8 @@ def _success(operation: Operation, schema_of: dict[type[Any], Schema]) -> Schema
 def _failures(operation: Operation) -> Schema:
     """Describe one answer for each status, with the codes that it may carry."""
     kinds: set[type[HeadgateError]] = {InvalidRequest, StoreUnavailable, *operation.errors}
+    if operation.method != "GET":
+        kinds.add(StoreFull)
     if operation.access is not Access.PUBLIC:
         kinds |= {Unauthorized, Forbidden, RateLimited}
     if operation.namespaced:
@@ -205,6 +222,6 @@ def _failure(kinds: list[type[HeadgateError]]) -> Schema:
     codes = [kind.code for kind in kinds]
     schema = {"$ref": _REF.format(name="Problem"), "properties": {"code": {"enum": codes}}}
     described: Schema = {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
-    if kinds[0].status in (429, 503):
+    if kinds[0].status in (429, 503, 507):
         described["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds to wait"}}
     return described

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.gateway.answering import Headers
+from headgate.kit.origins import ANY, read_origins
 
 _ALLOWED = b"content-type, idempotency-key, last-event-id, traceparent, x-api-token, x-place-token, x-request-id, authorization"
 _EXPOSED = b"etag, location, ratelimit, ratelimit-policy, retry-after, traceparent, x-request-id"
@@ -16,8 +17,9 @@ class Origins:
     """The origins whose pages may read our answers; `*` is all of them."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        self._known = frozenset(origin.rstrip("/").encode() for origin in origins)
-        self._all = b"*" in self._known
+        known = read_origins(origins, "gateway.origins")
+        self._known = frozenset(origin.encode() for origin in known)
+        self._all = ANY in known
 
     def headers(self, origin: bytes) -> Headers:
         """Give what an answer to a page of this origin carries."""

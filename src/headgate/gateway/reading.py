@@ -15,12 +15,11 @@ from headgate.gateway.exchange import Exchange
 from headgate.gateway.heads import sieve
 from headgate.kit.http import ClientGone
 from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
+from headgate.kit.validation import explain, flat
 
 NAMESPACE = "namespace"
-_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"^Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
-_WORD = re.compile(r"\^(?P<sign>\[[^\]]+\])\{1,(?P<most>\d+)\}\$")
-_FLAT = str.maketrans(dict.fromkeys(map(chr, (*range(32), 127, *range(128, 160))), " "))
+_WORD = re.compile(r"\^(?:\(\?!\\\.\\\.\?\\Z\))?(?P<sign>\[[^\]]+\])\{1,(?P<most>\d+)\}\\Z")
+_DOTS = (b".", b"..")
 
 
 class MediaUnsupported(HeadgateError):
@@ -74,7 +73,7 @@ class QueryReader:
         try:
             made = msgspec.convert(values, self._kind, strict=False)
         except msgspec.ValidationError as error:
-            raise invalid(error) from error
+            raise invalid(error, self._kind) from error
         for name in self._floats:
             value = getattr(made, name)
             if isinstance(value, float) and not isfinite(value):
@@ -92,6 +91,8 @@ class QueryReader:
             attribute, signs, most = word
             if not value or len(value) > most or value.translate(signs) != value or attribute in values:
                 return None
+            if value in _DOTS:
+                return None  # which some names may not be
             values[attribute] = value.decode()
         try:
             return self._kind(**values)  # type: ignore[misc]  # a query with words in it has a struct
@@ -127,6 +128,7 @@ class BodyReader:
     """Reads a body up to a limit and decodes it."""
 
     def __init__(self, kind: type[Any], *, limit: int, seconds: float, optional: bool) -> None:
+        self._kind = kind
         self._decode: Callable[[bytes], Any] | None = None if kind is bytes else msgspec.json.Decoder(kind).decode
         self._limit = limit
         self._seconds = seconds
@@ -153,7 +155,7 @@ class BodyReader:
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
-            raise invalid(error) from error
+            raise invalid(error, self._kind) from error
         except (ValueError, RecursionError) as error:
             raise malformed(error) from error
 
@@ -189,17 +191,10 @@ class BodyReader:
         return TooLarge(f"The request body is larger than {self._limit} bytes.", limit=self._limit)
 
 
-def invalid(error: msgspec.ValidationError) -> InvalidRequest:
-    """Say which field was wrong, and how."""
-    parts = _WHERE.match(str(error))
-    what, where = (parts["what"], parts["where"] or "") if parts else (str(error), "")
-    named = _FIELD.match(what)
-    field = (f"{where}.{named['name']}" if named else where).lstrip(".")[:128].translate(_FLAT)
-    if named:
-        missing = named["how"] == "missing required"
-        return InvalidRequest(f"{field} is missing." if missing else f"There is no field {field}.", field=field)
-    detail = what[:300].translate(_FLAT)
-    return InvalidRequest(f"{detail}, in {field}.", field=field) if field else InvalidRequest(f"{detail}.")
+def invalid(error: msgspec.ValidationError, kind: Any = None) -> InvalidRequest:
+    """Say which field was wrong, and how; `kind` is the type that was expected."""
+    sentence, field = explain(error, kind)
+    return InvalidRequest(sentence, field=field) if field else InvalidRequest(sentence)
 
 
 def malformed(error: Exception) -> Malformed:
@@ -208,12 +203,12 @@ def malformed(error: Exception) -> Malformed:
         return Malformed("The JSON is nested too deeply.")
     if isinstance(error, UnicodeError):
         return Malformed("The JSON is not UTF-8.")
-    return Malformed(f"The body is not JSON: {str(error)[:200].translate(_FLAT)}.")
+    return Malformed(f"The body is not JSON: {flat(str(error)[:200])}.")
 
 
 def _unknown(name: str) -> InvalidRequest:
-    name = name[:64].translate(_FLAT)
-    return InvalidRequest(f"There is no query parameter {name}.", field=name)
+    name = flat(name[:64])
+    return InvalidRequest(f"There is no query parameter named `{name}`.", field=name)
 
 
 def _text(raw: bytes, name: str, encoded: bool) -> str:

@@ -20,22 +20,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from functools import partial
 from typing import Final
 
-import structlog
-
 from headgate.gateway.fleet import Fleet
 from headgate.gateway.listener import BACKLOG
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.worker import Factory, Orders
 from headgate.kit import logs, metrics
 from headgate.kit.life import Life
-from headgate.kit.operations import Ready, serve_operations
+from headgate.kit.logs import get_logger
+from headgate.kit.operations import Notice, Ready, serve_operations
 from headgate.kit.problems import HeadgateError
 
 SPARE_FILES: Final = 512
 UNACKNOWLEDGED_MS: Final = 45_000
 
-log = structlog.get_logger()
-Probes = Callable[[Ready], AbstractAsyncContextManager[int]]
+log = get_logger()
+Probes = Callable[[Ready, Notice], AbstractAsyncContextManager[int]]
 Started = Callable[[int, int], None]
 
 
@@ -72,10 +71,16 @@ async def serve(
         listener = stack.enter_context(listening(settings.host, settings.port))
         allow_connections(settings.backpressure)
         stack.enter_context(_shared_metrics())
-        orders = Orders(factory=factory, most_connections=settings.backpressure)
+        orders = Orders(
+            factory=factory,
+            most_connections=settings.backpressure,
+            connections_per_address=settings.connections_per_address,
+            trusted_proxies=settings.trusted_proxies,
+            quiet_seconds=settings.quiet_seconds,
+        )
         fleet = Fleet(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
         metrics.collect(fleet.figures)
-        ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(fleet.ready))
+        ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(fleet.ready, fleet.notice))
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _switch_debug, fleet)
         port = listener.getsockname()[1]
         if started is not None:

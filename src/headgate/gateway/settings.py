@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Doc, Settings
+
+LEAST_TOKEN: Final = 24
+ENTRY: Final = "entry"
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -22,9 +25,10 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_burst: Positive = 1.0
 
 
-# Generous per address, because a school or a mobile network is one address; tight per user.
+# Generous per address, because a school or a mobile network is one address; tight per user. An entry is made once by each
+# visitor: 150 at once and 300 a minute are more than such a network sends, and less than a script does in a second.
 LIMITS: dict[str, Limit] = {
-    "entry": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
+    "entry": Limit(per_second=5, burst=150, user_per_second=1, user_burst=10),
     "status": Limit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
     "stream": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
     "gate": Limit(per_second=500, burst=5000),
@@ -38,6 +42,20 @@ class AdminTokenMissing(HeadgateError):
     code = "admin_token_missing"
 
 
+class AdminTokenShort(HeadgateError):
+    """The admin token is too short and could be guessed; set HEADGATE_ADMIN_TOKEN to 24 random characters or more."""
+
+    code = "admin_token_short"
+
+
+def check_admin_token(token: str) -> None:
+    """Refuse to start without an admin token, and with one that could be guessed."""
+    if not token:
+        raise AdminTokenMissing
+    if len(token) < LEAST_TOKEN:
+        raise AdminTokenShort
+
+
 class GatewaySettings(Settings, section="gateway"):
     """The gateway's edge."""
 
@@ -46,7 +64,11 @@ class GatewaySettings(Settings, section="gateway"):
     workers: Annotated[int, Meta(ge=1, le=256), Doc("processes that answer requests; about one for each core")] = 1
     admin_token: Annotated[
         str,
-        Doc("the token that may do everything; without it the gateway does not start", "HEADGATE_ADMIN_TOKEN", True),
+        Doc(
+            "the token that may do everything, 24 characters or more; without it the gateway does not start",
+            "HEADGATE_ADMIN_TOKEN",
+            True,
+        ),
     ] = ""
     signing_keys: Annotated[
         str, Doc("a JWKS with private Ed25519 keys, newest first, that sign tickets", "HEADGATE_SIGNING_KEYS", True)
@@ -68,7 +90,12 @@ class GatewaySettings(Settings, section="gateway"):
     backpressure: Annotated[int, Meta(ge=1), Doc("open connections that one process holds, idle ones included")] = (
         20_000
     )
+    connections_per_address: Annotated[
+        int, Meta(ge=1), Doc("open connections of one address that one process holds; trusted_proxies may have all")
+    ] = 10_000
     quiet_seconds: Annotated[
-        float, Meta(ge=0), Doc("after a stop signal, how long to go on serving while /readyz already says no")
-    ] = 0.0
+        float,
+        Meta(ge=0),
+        Doc("after a stop signal, how long to go on serving, with Connection: close, while /readyz already says no"),
+    ] = 5.0
     stop_seconds: Annotated[Positive, Doc("how long requests under way may take to finish when stopping")] = 5.0

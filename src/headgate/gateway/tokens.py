@@ -16,10 +16,10 @@ from hmac import compare_digest
 from typing import cast
 
 import msgspec
-import structlog
 
 from headgate.kit.http import Access, Caller
 from headgate.kit.ids import thing_name
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.store import Reply, Store, script
 
@@ -34,7 +34,7 @@ REFRESH_SECONDS = 0.7
 _PREFIX = "hg_"
 _ANY = "*"
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class TokenExists(HeadgateError):

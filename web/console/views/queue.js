@@ -5,14 +5,14 @@ import { chart, Trail } from '../chart.js';
 import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast, whole } from '../dom.js';
 import { form } from '../forms.js';
 import { live } from '../live.js';
-import { seats, state } from './queues.js';
+import { NO_LIMIT, seats, state } from './queues.js';
 
 const FIELDS = [
   { group: 'Admission', name: 'seats', title: 'Seats come from', kind: 'choice', choices: ['fixed', 'servers'] },
-  { group: 'Admission', name: 'capacity', title: 'Seats (fixed)', kind: 'whole' },
+  { group: 'Admission', name: 'capacity', title: 'Seats (fixed)', kind: 'whole', none: NO_LIMIT, hint: 'With servers: the most of all together; empty: no limit.' },
   { group: 'Admission', name: 'ratePerSecond', title: 'Admissions a second', kind: 'number', hint: 'Empty: no limit. 0: nobody.' },
   { group: 'Admission', name: 'burst', title: 'Burst', kind: 'number', min: 1 },
-  { group: 'Admission', name: 'batch', title: 'At most a tick', kind: 'whole', min: 1 },
+  { group: 'Admission', name: 'batch', title: 'Most people called in a tick', kind: 'whole', min: 1, hint: 'batch' },
   { group: 'Admission', name: 'tickMs', title: 'Tick, ms', kind: 'whole', min: 100 },
   { group: 'Admission', name: 'placement', title: 'Placement', kind: 'choice', choices: ['most-free', 'packed'] },
   { group: 'Admission', name: 'maxLength', title: 'Longest line', kind: 'whole' },
@@ -20,9 +20,9 @@ const FIELDS = [
   { group: 'Times', name: 'ticketTtlSeconds', title: 'Ticket, s', kind: 'number', min: 1 },
   { group: 'Times', name: 'sessionTtlSeconds', title: 'Session, s', kind: 'number', min: 1 },
   { group: 'Times', name: 'graceSeconds', title: 'Grace when called, s', kind: 'number', min: 1 },
-  { group: 'Times', name: 'keepSeconds', title: 'Keep the absent, s', kind: 'number' },
+  { group: 'Times', name: 'keepSeconds', title: 'Keep the place of somebody away, s', kind: 'number', hint: 'keepSeconds' },
   { group: 'Times', name: 'reentrySeconds', title: 'Re-entry, s', kind: 'number' },
-  { group: 'Times', name: 'finishedSeconds', title: 'Remember the finished, s', kind: 'number' },
+  { group: 'Times', name: 'finishedSeconds', title: 'Status can be asked after the end, s', kind: 'number', hint: 'finishedSeconds' },
   { group: 'Gate', name: 'paths', title: 'Guarded paths', kind: 'lines', hint: 'One a line: * within a segment, ** anything.' },
   { group: 'Gate', name: 'returnHosts', title: 'Hosts to return to', kind: 'lines' },
   { group: 'Gate', name: 'failMode', title: 'When the store is away', kind: 'choice', choices: ['open', 'closed'] },
@@ -154,7 +154,7 @@ export function queue(view, [name], session) {
       ['Waiting', number(data.waiting)], ['Away', number(data.away)], ['Called', number(data.holds)], ['Inside', number(data.sessions)],
       ['Seats', seats(data.figures.capacity)], ['Admitted', number(data.admittedTotal)], ['Rate / s', number(data.figures.ratePerSecond)], ['Generation', number(data.generation)],
     ]));
-    trail.add({ waiting: data.waiting, inside: data.sessions + data.holds, seats: data.figures.capacity < 10000000 ? data.figures.capacity : null, rate: data.figures.ratePerSecond });
+    trail.add({ waiting: data.waiting, inside: data.sessions + data.holds, seats: data.figures.capacity < NO_LIMIT ? data.figures.capacity : null, rate: data.figures.ratePerSecond });
     charts.line.update(trail.series('waiting'));
     charts.seats.update(trail.series('inside', 'seats'));
     charts.flow.update(trail.series('rate'));
@@ -215,13 +215,8 @@ function untilNow(minutes) {
 
 /** Say in a few words what a change changed: policies field by field, switches as they are. */
 function difference(before, after) {
-  try {
-    const old = before ? JSON.parse(before) : {};
-    const now = JSON.parse(after);
-    const fields = Object.keys(now).filter((name) => JSON.stringify(now[name]) !== JSON.stringify(old[name]));
-    if (!before) return h('span', { class: 'soft' }, 'created');
-    return h('ul', { class: 'changes' }, fields.map((name) => h('li', {}, h('code', {}, `${name}: ${JSON.stringify(old[name])} → ${JSON.stringify(now[name])}`))));
-  } catch {
-    return h('code', {}, [before, after].filter(Boolean).join(' → '));
-  }
+  const fields = Object.keys(after).filter((name) => JSON.stringify(after[name]) !== JSON.stringify(before[name]));
+  if (Object.keys(before).length === 0 && 'seats' in after) return h('span', { class: 'soft' }, 'created');
+  const said = (name) => (name in before ? `${name}: ${JSON.stringify(before[name])} → ${JSON.stringify(after[name])}` : `${name}: ${JSON.stringify(after[name])}`);
+  return h('ul', { class: 'changes' }, fields.map((name) => h('li', {}, h('code', {}, said(name)))));
 }

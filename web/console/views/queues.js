@@ -26,7 +26,9 @@ export function queues(view, session) {
 }
 
 /** A number of seats; so many that there is no limit is said as such. */
-export const seats = (count) => (count >= 10000000 ? 'no limit' : number(count));
+/** What the API says for "no limit". */
+export const NO_LIMIT = 10000000;
+export const seats = (count) => (count >= NO_LIMIT ? 'no limit' : number(count));
 
 /** How a queue stands, in a word. */
 export function state(row) {

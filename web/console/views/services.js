@@ -3,6 +3,7 @@ import { to } from '../address.js';
 import { get, patch, post, query, remove } from '../api.js';
 import { ago, card, confirm, figures, fill, h, moment, number, table, tag, toast } from '../dom.js';
 import { live } from '../live.js';
+import { CLOCK } from './system.js';
 
 export function services(view, session) {
   const list = h('div');
@@ -69,13 +70,13 @@ export function service(view, [type, group], session) {
     const healthy = found.instances.filter((row) => row.healthy).length;
     fill(numbers, figures([['Instances', number(found.instances.length)], ['Healthy', number(healthy)], ['Revision', String(found.revision)]]));
     fill(list, table([
-      { title: 'Instance', value: (row) => h('code', {}, row.instanceId) },
-      { title: 'Address', value: (row) => `${row.privateIp || row.publicIp || row.hostname}${row.port ? `:${row.port}` : ''}` },
+      { title: 'Instance', value: (row) => h('code', { class: 'id' }, row.instanceId) },
+      { title: 'Address', short: true, value: (row) => `${row.privateIp || row.publicIp || row.hostname}${row.port ? `:${row.port}` : ''}` },
       { title: 'State', value: health },
       { title: 'Weight', number: true, value: (row) => number(row.weight) },
-      { title: 'Load', value: (row) => h('code', {}, brief(row.metrics)) },
-      { title: 'Seen', value: (row) => h('span', { title: moment(row.lastHeartbeat) }, ago(row.lastHeartbeat)) },
-      { title: '', value: levers },
+      { title: 'Load', value: (row) => h('code', {}, brief(row.metrics) || '–') },
+      { title: 'Seen', short: true, value: (row) => h('span', { title: moment(row.lastHeartbeat) }, ago(row.lastHeartbeat)) },
+      { title: '', short: true, value: levers },
     ], found.instances, 'No instance is up.'));
   }, { onState: (problem) => { trouble.textContent = problem ? problem.message : ''; } });
   return stop;
@@ -89,6 +90,7 @@ function health(row) {
   return tag('healthy', 'good');
 }
 
+/** Show the first few figures; how far a process's clock is off is shown on the System page. */
 function brief(values) {
-  return Object.entries(values).slice(0, 4).map(([name, value]) => `${name} ${typeof value === 'number' ? number(value) : value}`).join(', ');
+  return Object.entries(values).filter(([name]) => name !== CLOCK).slice(0, 4).map(([name, value]) => `${name} ${typeof value === 'number' ? number(value) : value}`).join(', ');
 }

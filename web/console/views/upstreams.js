@@ -85,7 +85,7 @@ export function upstream(view, [name], session) {
     if (!loaded || (answer.etag !== etag && text.value === loaded)) show(answer);
     else if (answer.etag !== etag) said.textContent = 'Somebody else changed this policy meanwhile.';
     if (!status) return;
-    fill(numbers, figures([['Users', number(status.users)], ['Waiting', number(status.waiting)], ['In flight', number(status.inFlight)], ['Cooling', number(status.cooling)], ['Held', status.heldMs ? `${number(status.heldMs / 1000)} s` : 'no']]));
+    fill(numbers, figures([['Users', number(status.users)], ['Waiting', number(status.waiting)], ['Jobs', number(status.jobs || 0)], ['In flight', number(status.inFlight)], ['Cooling', number(status.cooling)], ['Held', status.heldMs ? `${number(status.heldMs / 1000)} s` : 'no']]));
     trail.add(status);
     lines.update(trail.series('waiting', 'inFlight', 'cooling'));
     fill(users, table([
