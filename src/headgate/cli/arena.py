@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import msgspec
-import structlog
 from cyclopts import Parameter
 
 from headgate.arena.door import TicketCheck
@@ -17,8 +16,8 @@ from headgate.arena.settings import ArenaSettings
 from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
 from headgate.cli.local_store import local_store
 from headgate.cli.ports import refuse_taken
-from headgate.cli.presence import live_settings, process_record
-from headgate.cli.process import begin, listen_operations, store_trouble
+from headgate.cli.presence import CLOCK_OFFSET, live_settings, process_record
+from headgate.cli.process import begin, listen_operations, store_trouble, wrong_clock
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.cli.target import check_url
 from headgate.config.dynamic import DEFINITIONS
@@ -28,7 +27,7 @@ from headgate.config.values import Config
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit import traces
 from headgate.kit.life import Job, Life, run_jobs
-from headgate.kit.logs import LogSettings
+from headgate.kit.logs import LogSettings, get_logger
 from headgate.kit.operations import Ready
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
@@ -42,7 +41,7 @@ from headgate.waiting_room.problems import QueueUnknown
 SPARE_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 async def arena(
@@ -88,7 +87,7 @@ async def arena(
     begin(configuration, "arena", leash=leash)
     settings = configuration[ArenaSettings]
     refuse_taken(settings.host, settings.port, "--port")
-    async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life) as hg:
+    async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life, leash=leash) as hg:
         backend, game = hg.backend, Arena(settings)
 
         async def why_not() -> str | None:
@@ -110,7 +109,7 @@ async def arena(
 
 
 @asynccontextmanager
-async def _client(configuration: Configuration, life: Life) -> AsyncIterator[Headgate]:
+async def _client(configuration: Configuration, life: Life, *, leash: bool) -> AsyncIterator[Headgate]:
     """Open the way to the waiting room: a gateway if one is named, else the store."""
     client, settings = configuration[ClientSettings], configuration[ArenaSettings]
     if client.url:
@@ -120,8 +119,8 @@ async def _client(configuration: Configuration, life: Life) -> AsyncIterator[Hea
             yield hg
         return
     prefix = configuration[StoreSettings].prefix
-    async with local_store(configuration, life.end, alone=False) as store_url:
-        async with Headgate(store_url, prefix=prefix, namespace=settings.namespace) as hg:
+    async with local_store(configuration, life.end, alone=False, leash=leash) as store_url:
+        async with Headgate(store_url, prefix=prefix, namespace=settings.namespace, needs_store=True) as hg:
             yield hg
 
 
@@ -136,8 +135,8 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
             queue=settings.queue,
         )
         record = msgspec.structs.replace(process_record("arena", settings.host, port), protocol="tcp")
-        offer.registration = SeatRegistration(hg.registry, record)
-        async with listen_operations(configuration, why_not) as ops_port:
+        offer.registration = SeatRegistration(hg.registry, record, lambda: _clock(hg))
+        async with listen_operations(configuration, why_not, lambda: wrong_clock(hg.backend)) as ops_port:
             if not await _queue_exists(hg, settings.queue, life):
                 return
             # Before the first heartbeat: whoever is called by it may be here before its answer is.
@@ -147,6 +146,11 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
                 await life.quiet.wait()
                 await game.drain()
     log.info("arena stopped")
+
+
+def _clock(hg: Headgate) -> dict[str, float]:
+    """Give the figure that reports this process's clock; through a gateway nothing says what the store's is."""
+    return {CLOCK_OFFSET: float(round(hg.backend.clock_offset()))} if isinstance(hg.backend, Store) else {}
 
 
 def _jobs(store: Store, configuration: Configuration) -> list[Job]:
@@ -192,9 +196,11 @@ def _check(hg: Headgate, offer: Offer, configuration: Configuration) -> TicketCh
     room = WaitingRoom(backend, signing_keys=keys) if isinstance(backend, Store) else None
 
     async def check(ticket: str) -> str:
-        if room is None:
+        if room is None or not isinstance(backend, Store):
             return (await hg.queue.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id)).jti
         public = await room.public_keys()
-        return public.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace).jti
+        return public.check_ticket(
+            ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace, now=backend.now()
+        ).jti
 
     return check

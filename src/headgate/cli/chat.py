@@ -17,14 +17,15 @@ from headgate.arena.client import ArenaClosed, Visit, enter
 from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Count, Notice, Said
 from headgate.cli import output
 from headgate.cli.line_editor import LineEditor, unechoed
+from headgate.cli.next_steps import instead, no_queue
 from headgate.cli.target import Url, target
-from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE, Entry, State, Status
-from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room.problems import QueueUnknown, TicketExpired, TicketInvalid, TicketUsed
 
 _COLORS: Final = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "bright_green")
-_HELP: Final = "/who counts who is here, /quit leaves, all else is said to all."
+_HELP: Final = "/who counts who is here, /quit leaves, anything else is sent to everybody."
 _LAST_WORDS_SECONDS: Final = 0.5
 _TRIES: Final = 3
 _PAUSE_SECONDS: Final = 1.0
@@ -61,8 +62,11 @@ async def chat(
     arena
         Address of the arena, where the ticket does not name one.
     """
+    if not nickname:
+        raise InvalidRequest("A nickname needs at least one character.", field="nickname")
     async with target(url) as hg:
-        entry = await hg.queue.entry(nickname, queue=queue)
+        with instead(QueueUnknown, no_queue(queue)):
+            entry = await hg.queue.entry(nickname, queue=queue)
         failures = 0
         while True:
             status = await _wait(hg, entry, queue)

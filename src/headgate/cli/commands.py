@@ -33,6 +33,8 @@ service = App(name="service", help="See and manage what is registered; register 
 relay = App(name="relay", help="Calls to somebody else's API, within its limits.")
 upstream = App(name="upstream", help="Somebody else's API, and how much of it may be used.")
 token = App(name="token", help="Make, list and revoke the tokens that callers show.")
+store = App(name="store", help="The store that Headgate keeps everything in.")
+keys = App(name="keys", help="The keys that sign tickets, place tokens and passes.")
 
 # Modules are imported when their command is called: `headgate version` need not load a web server.
 app.command("headgate.cli.up:up", name="up", help="Start everything here on an embedded Valkey.")
@@ -91,13 +93,21 @@ app.command(token)
 token.command("headgate.cli.token:list_tokens", name="list", help="Show all tokens, without the tokens themselves.")
 token.command("headgate.cli.token:create", name="create", help="Make a token and print it, once.")
 token.command("headgate.cli.token:revoke", name="revoke", help="Make a token worthless.")
+app.command(keys)
+keys.command("headgate.cli.keys:create", name="create", help="Print a new signing key, for HEADGATE_SIGNING_KEYS.")
+app.command(store)
+store.command("headgate.cli.store:url", name="url", help="Print the store's URL with its password, for programs.")
 app.command(relay)
 relay.command(upstream)
 upstream.command("headgate.cli.relay:list_upstreams", name="list", help="Show all upstreams and their limits.")
 upstream.command("headgate.cli.relay:set_upstream", name="set", help="Add or change an upstream.")
 upstream.command("headgate.cli.relay:remove_upstream", name="remove", help="Take an upstream out of service.")
-relay.command("headgate.cli.relay:status", name="status", help="Show who waits, what is in flight and what cools.")
-relay.command("headgate.cli.relay:watch", name="watch", help="Show the same again and again.")
+relay.command(
+    "headgate.cli.relay:status",
+    name="status",
+    help="Show who waits, what is in flight, and how many permits still count in their window.",
+)
+relay.command("headgate.cli.relay:watch", name="watch", help="Show the status of upstreams once a second.")
 relay.command("headgate.cli.relay:prove", name="prove", help="Flood live relays and count what arrives.")
 app.command("headgate.cli.chat:chat", name="chat", help="Stand in line, enter the arena with a ticket, and talk.")
 app.command(

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,16 +19,29 @@ from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import instead
 from headgate.cli.target import Url, target
 from headgate.config.dynamic import DEFINITIONS, definitions_of
 from headgate.config.dynamic import NAMESPACE as OWN
-from headgate.config.model import MASK, ContentInvalid, ContentType, Draft, UnknownKey, Update, Value
-from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
+from headgate.config.model import (
+    MASK,
+    ContentInvalid,
+    ContentType,
+    Draft,
+    UnknownKey,
+    Update,
+    Value,
+    check_key,
+    check_new_key,
+    parse,
+)
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, VersionConflict
 from headgate.sdk.config_modes import Present
 
 REFUSED: Final = 1
 RETRY_SECONDS: Final = 1.0
 MOST_AT_ONCE: Final = 100
+MOST_BYTES_AT_ONCE: Final = 8_000_000
 INDEX: Final = ".headgate.json"
 _ENDINGS: Final = {
     ".json": ContentType.JSON, ".toml": ContentType.TOML, ".yaml": ContentType.YAML, ".yml": ContentType.YAML,
@@ -60,6 +74,8 @@ async def get(
     async with target(url) as headgate:
         if key is None:
             found = sorted(await headgate.config.list(namespace), key=lambda value: value.key)
+            if not found and namespace != OWN:
+                raise NotFound(f"{namespace} has no values; `headgate config set {namespace} KEY …` publishes one.")
             if json:
                 output.as_json(found)
             elif namespace == OWN:
@@ -71,10 +87,11 @@ async def get(
                         (each.key, str(each.version), each.content_type, each.updated_at, each.updated_by)
                         for each in found
                     ],
-                    empty=f"{namespace} has no values.",
                 )
             return
-        value = await headgate.config.get(namespace, key, version=version)
+        shows = f"`headgate config get {namespace}` shows those that are there."
+        with instead(UnknownKey, f"There is no key {key} in {namespace}; {shows}"):
+            value = await headgate.config.get(namespace, key, version=version)
     if json:
         output.as_json(value)
     else:
@@ -290,9 +307,13 @@ async def export(namespace: Namespace, directory: Path, *, url: Url = None) -> N
         values = await headgate.config.list(namespace)
     shown = [value for value in values if not (value.secret and value.content == MASK)]
     await asyncio.to_thread(_write_files, directory, shown)
-    output.say(f"headgate: {len(shown)} values of {namespace} are in {directory}.")
+    output.say(
+        f"headgate: {output.counted(len(shown), 'value')} of {namespace} {'is' if len(shown) == 1 else 'are'} in {directory}."
+    )
     if len(shown) < len(values):
-        output.say(f"headgate: {len(values) - len(shown)} secrets were left out; this token may not see them.")
+        output.say(
+            f"headgate: {output.counted(len(values) - len(shown), 'secret')} left out; this token may not see secrets."
+        )
 
 
 async def import_files(
@@ -304,7 +325,10 @@ async def import_files(
     reason: Reason = "",
     url: Url = None,
 ) -> None:
-    """Publish what a directory of files says, as far as it differs; all at once, or nothing.
+    """Publish what a directory of files says, as far as it differs.
+
+    Up to 100 keys are published all at once, or not at all. More go in steps of 100: if one fails, what was printed is
+    published, and the same command goes on with the rest.
 
     Parameters
     ----------
@@ -323,16 +347,43 @@ async def import_files(
             for key, (content, kind, secret) in sorted(wanted.items())
             if key not in present or (present[key].content, present[key].content_type) != (content, kind)
         ]
+        for draft in drafts:
+            _check_file(directory / draft.key, draft.key, check_new_key)
         if prune:
             drafts += [Draft(key, None, expected=value.version) for key, value in present.items() if key not in wanted]
-        for draft in drafts:
-            word = "delete" if draft.content is None else "change" if draft.expected else "create"
-            output.line(f"{word}\t{draft.key}")
-        if drafts and not dry_run:
-            if len(drafts) > MOST_AT_ONCE:
-                raise InvalidRequest(f"{len(drafts)} keys differ; {MOST_AT_ONCE} is the most at once.")
-            await headgate.config.publish(namespace, drafts, reason=reason or f"imported from {directory.name}")
-    output.say(f"headgate: {len(drafts)} keys {'would change' if dry_run else 'changed'}.")
+        if dry_run:
+            _print_drafts(drafts)
+        for done, step in enumerate(_steps(drafts) if not dry_run else ()):
+            try:
+                await headgate.config.publish(namespace, step, reason=reason or f"imported from {directory.name}")
+            except HeadgateError as error:
+                if not done:
+                    raise
+                published = sum(len(each) for each in _steps(drafts)[:done])
+                output.say(f"headgate: {published} of {len(drafts)} keys changed; import again to go on with the rest.")
+                raise error from None
+            _print_drafts(step)
+    output.say(f"headgate: {output.counted(len(drafts), 'key')} {'would change' if dry_run else 'changed'}.")
+
+
+def _print_drafts(drafts: Sequence[Draft]) -> None:
+    for draft in drafts:
+        word = "delete" if draft.content is None else "change" if draft.expected else "create"
+        output.line(f"{word}\t{draft.key}")
+
+
+def _steps(drafts: Sequence[Draft]) -> list[list[Draft]]:
+    """Divide drafts into what can be published in one call: by number, and by the size of the request."""
+    steps: list[list[Draft]] = []
+    size = MOST_BYTES_AT_ONCE
+    for draft in drafts:
+        weight = 200 + len(msgspec.json.encode(draft.content))
+        if size + weight > MOST_BYTES_AT_ONCE or len(steps[-1]) == MOST_AT_ONCE:
+            steps.append([])
+            size = 0
+        steps[-1].append(draft)
+        size += weight
+    return steps
 
 
 def _usual(namespace: str) -> ContentType:
@@ -429,15 +480,34 @@ def _read_files(directory: Path, usual: ContentType) -> dict[str, tuple[str, Con
     if not directory.is_dir():
         raise InvalidRequest(f"{directory} is not a directory.", field="directory")
     index_file = directory / INDEX
-    index = msgspec.json.decode(index_file.read_bytes(), type=dict[str, _File]) if index_file.exists() else {}
+    try:
+        index = msgspec.json.decode(index_file.read_bytes(), type=dict[str, _File]) if index_file.exists() else {}
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{index_file} cannot be read: {error}.") from error
     found = {}
     for path in sorted(directory.rglob("*")):
         key = path.relative_to(directory).as_posix()
         if not path.is_file() or key == INDEX or Path(key).parts[0] == ".git":
             continue
+        _check_file(path, key, check_key)
         known = index.get(key) or _File(_ENDINGS.get(path.suffix, usual))
-        found[key] = (path.read_text("utf-8"), known.content_type, known.secret)
+        try:
+            content = path.read_text("utf-8")
+            parse(content, known.content_type)
+        except UnicodeDecodeError as error:
+            raise ContentInvalid(f"{path} is not UTF-8 text.") from error
+        except ContentInvalid as error:
+            raise ContentInvalid(f"{path}: {error.detail}") from error
+        found[key] = (content, known.content_type, known.secret)
     return found
+
+
+def _check_file(path: Path, key: str, check: Callable[[str], str]) -> None:
+    """Check the key that a file stands for, and name the file if it cannot be one."""
+    try:
+        check(key)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.detail}", field="key") from error
 
 
 def _tell(kind: str, value: Value, *, json: bool) -> None:

@@ -10,15 +10,18 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.cli import findings, output, whereabouts
-from headgate.cli.findings import Finding, Level
+from headgate.cli import findings, invariants, output, whereabouts
+from headgate.cli.findings import RIGHTS, Finding, Level
 from headgate.cli.flags import Json
 from headgate.cli.gateway_findings import of_gateway
 from headgate.cli.local_store import NoStore
+from headgate.cli.presence import PROCESS_TYPES, clock_offsets
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.cli.target import check_url
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Configuration
+from headgate.registry.instances import Registry
+from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, acl, open_store
 from headgate.store.address import Kind, parse_address
 from headgate.store.contracts import operations
@@ -37,7 +40,7 @@ async def doctor(
     acl: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Check the store: its version, persistence, memory policy, clock, latency, scripts, topology and replication.
+    """Check the store: version, persistence, memory policy, clocks, latency, scripts, topology, replication, and invariants.
 
     Of a gateway: whether it answers, its version, its store, and what the token of HEADGATE_TOKEN may do there.
 
@@ -56,7 +59,7 @@ async def doctor(
         return 0
     url = _url(configuration)
     if url.startswith(GATEWAY):
-        found = [finding async for finding in of_gateway(url, _token(configuration, url))]
+        found = [finding async for finding in of_gateway(*_gateway(configuration, url))]
     else:
         check_url(url, "The URL")
         settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
@@ -71,7 +74,7 @@ async def doctor(
         )
     problems = sum(finding.level is Level.PROBLEM for finding in found)
     warnings = sum(finding.level is Level.WARNING for finding in found)
-    output.say(f"headgate: {problems} problems, {warnings} warnings.")
+    output.say(f"headgate: {output.counted(problems, 'problem')}, {output.counted(warnings, 'warning')}.")
     return 1 if problems else 0
 
 
@@ -87,11 +90,10 @@ def _url(configuration: Configuration) -> str:
     return up.store
 
 
-def _token(configuration: Configuration, url: str) -> str:
-    """Give the token that commands would show there."""
-    up = whereabouts.find(configuration[DataSettings].directory)
-    kept = up.token if up is not None and up.gateway == url.rstrip("/") else ""
-    return configuration[ClientSettings].token or kept
+def _gateway(configuration: Configuration, url: str) -> tuple[str, str]:
+    """Give the gateway's URL and the token that commands would show there."""
+    up, token = whereabouts.find_by_url(configuration[DataSettings].directory, url), configuration[ClientSettings].token
+    return (up.gateway, token or up.token) if up is not None else (url, token)
 
 
 async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
@@ -106,7 +108,16 @@ async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
                     yield finding
             for finding in findings.clocks(nodes):
                 yield finding
-            for check in (_topology, _latency, _scripts):
+            for check in (
+                _processes,
+                _topology,
+                _latency,
+                _scripts,
+                invariants.queues,
+                invariants.services,
+                invariants.locks,
+                invariants.upstreams,
+            ):
                 async for finding in check(store):
                     yield finding
     except HeadgateError as error:
@@ -116,6 +127,15 @@ async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
             error.detail,
             "Check the URL, that the server runs, and that this machine may reach it with this user and password.",
         )
+
+
+async def _processes(store: Store) -> AsyncIterator[Finding]:
+    """Look at the clocks of our own processes, as each reports its own in the registry."""
+    registry = Registry(store, RegistrySettings())
+    listings = [await registry.discover("default", type) for type in PROCESS_TYPES]
+    processes = [each for found in listings for each in found.instances]
+    for finding in findings.process_clocks(clock_offsets(processes), len(processes)):
+        yield finding
 
 
 async def _topology(store: Store) -> AsyncIterator[Finding]:
@@ -175,7 +195,7 @@ async def _scripts(store: Store) -> AsyncIterator[Finding]:
                     Level.PROBLEM,
                     "scripts",
                     f"{link.endpoint} does not take {script.name}.lua: {error}",
-                    "Give our user the rights that `headgate doctor --acl` prints.",
+                    RIGHTS,
                 )
                 return
     yield Finding(Level.OK, "scripts", f"all {len(scripts)} are accepted")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headgate.cli.local_store import local_store
 from headgate.cli.process import listen_operations
 from headgate.gateway.server import serve
-from headgate.gateway.settings import AdminTokenMissing, GatewaySettings
+from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.kit.life import Life
 from headgate.kit.settings import Configuration
 
@@ -25,16 +25,20 @@ Opening = Callable[[Configuration, GatewaySettings, str], "AbstractAsyncContextM
 
 
 async def serve_edge(
-    opening: Opening, configuration: Configuration, settings: GatewaySettings, *, alone: bool = True
+    opening: Opening,
+    configuration: Configuration,
+    settings: GatewaySettings,
+    *,
+    alone: bool = True,
+    leash: bool = False,
 ) -> None:
     """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL.
 
     Not `alone`, a store must be named, or be that of the `up` running here.
     """
-    if not settings.admin_token:
-        raise AdminTokenMissing  # before anything listens, and not from a worker
+    check_admin_token(settings.admin_token)  # before anything listens, and not from a worker
     async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
-        async with local_store(configuration, life.end, alone=alone) as url:
+        async with local_store(configuration, life.end, alone=alone, leash=leash) as url:
             await serve(
                 partial(opening, configuration, settings, url),
                 settings,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from time import time
 
 import msgspec
 
+from headgate.cli.output import counted
 from headgate.store.address import Address, Kind
-from headgate.store.facts import OLDEST, NodeFacts
+from headgate.store.facts import MOST_OFFSET_SECONDS, OLDEST, NodeFacts
 
 _SKEW_SECONDS = 2.0
 _FULL_SHARE = 0.8
+RIGHTS = "Give our user the rights that `headgate doctor --acl` prints."
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -123,11 +125,13 @@ def memory(node: NodeFacts) -> Iterator[Finding]:
     else:
         yield Finding(Level.OK, "memory policy", f"{node.endpoint} evicts nothing ({policy})")
     if node.most_memory and node.used_memory > _FULL_SHARE * node.most_memory:
+        full = node.used_memory >= node.most_memory
         yield Finding(
-            Level.WARNING,
+            Level.PROBLEM if full else Level.WARNING,
             "memory",
             f"{node.endpoint} uses {node.used_memory / node.most_memory:.0%} of its maxmemory",
-            "Raise maxmemory: when it is full, nobody can join.",
+            "Raise maxmemory or free memory: "
+            + ("nobody can join now." if full else "when it is full, nobody can join."),
         )
 
 
@@ -157,6 +161,27 @@ def replication(node: NodeFacts, kind: Kind) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, "replication", f"{node.endpoint} has {node.replicas} replicas and writes to them")
+
+
+def process_clocks(offsets: Sequence[tuple[str, float]], processes: int) -> Iterator[Finding]:
+    """Look at the clocks of our own processes: those that report theirs have a name and how far it is ahead of the store's."""
+    wrong = [(name, offset) for name, offset in offsets if abs(offset) > MOST_OFFSET_SECONDS]
+    for name, offset in wrong:
+        yield Finding(
+            Level.WARNING,
+            "clock of a process",
+            f"{name} is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} the store",
+            "Synchronise that machine with NTP; what is signed goes by the store's clock, but its log and cookies do not.",
+        )
+    if processes:
+        told = f"{len(offsets)} of {counted(processes, 'process', 'processes')} {'reports its' if processes == 1 else 'report their'} clock"
+        right = len(offsets) - len(wrong)
+        within = (
+            f", {'all' if right == len(offsets) else right} within {MOST_OFFSET_SECONDS:.0f} s of the store's"
+            if offsets
+            else ""
+        )
+        yield Finding(Level.OK, "clocks of processes", f"{told}{within}")
 
 
 def clocks(nodes: list[NodeFacts]) -> Iterator[Finding]:

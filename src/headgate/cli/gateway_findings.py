@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headgate import __version__
-from headgate.cli.findings import LOOPBACK, Finding, Level
+from headgate.cli.findings import LOOPBACK, Finding, Level, process_clocks
 from headgate.cli.next_steps import next_step
+from headgate.cli.presence import PROCESS_TYPES, clock_offsets
 from headgate.gateway.api import SystemFacts
 from headgate.kit.problems import HeadgateError, Unauthorized
+from headgate.registry.model import Instance, Listing
 from headgate.sdk.http import Http
 
 TOKEN_STEP: Final = next_step(Unauthorized())
@@ -81,8 +83,23 @@ async def _token(http: Http, *, given: bool) -> AsyncIterator[Finding]:
     except HeadgateError as error:
         yield Finding(Level.PROBLEM, "store", error.detail, "Run `headgate doctor --store URL` where the gateway runs.")
         return
+    async for finding in _clocks(http):
+        yield finding
     if facts.store.healthy:
         yield Finding(Level.OK, "store", f"{facts.store.kind}, {', '.join(facts.store.servers)}")
     else:
         advice = "Run `headgate doctor --store URL` where the gateway runs."
         yield Finding(Level.PROBLEM, "store", "it does not answer the gateway", advice)
+
+
+async def _clocks(http: Http) -> AsyncIterator[Finding]:
+    """Look at the clocks of the processes that are registered there."""
+    processes: list[Instance] = []
+    try:
+        for type in PROCESS_TYPES:
+            found = await http.request("GET", "/sd/v1/instances", query={"type": type}, answer=Listing)
+            processes += found.instances
+    except HeadgateError:
+        return  # a token of another namespace, or a relay: neither knows of the registry
+    for finding in process_clocks(clock_offsets(processes), len(processes)):
+        yield finding

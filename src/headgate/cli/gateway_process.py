@@ -35,5 +35,5 @@ async def gateway(
         ops__port=("--ops-port", ops_port),
     )
     begin(configuration, "gateway", leash=leash)
-    await serve_edge(gateway_application, configuration, configuration[GatewaySettings])
+    await serve_edge(gateway_application, configuration, configuration[GatewaySettings], leash=leash)
     return 0

@@ -25,10 +25,12 @@ from headgate.cli.crowd.report import report as write_report
 from headgate.cli.crowd.view import plain, view
 from headgate.cli.crowd.wire import Wire, check_address
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import instead, no_queue
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE
+from headgate.waiting_room.problems import QueueUnknown
 
 REPORT: Final = Path("headgate-load.html")
 WATCH_SECONDS: Final = 0.5
@@ -129,7 +131,8 @@ async def load(
     record = Record(players)
     async with client as hg:
         wire = Wire(client.url, client.token)
-        await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
+        with instead(QueueUnknown, no_queue(queue)):
+            await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
         scene = Scene(wire, record, queue, client.namespace, stay, arena, chatty)
         crowd = _crowd(scene, players, shares, chance)
         times = arrivals(curve, players, over, chance)

@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-import structlog
+import msgspec
 
 from headgate.cli import whereabouts
 from headgate.cli.settings import DataSettings
 from headgate.kit import logs
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import DEFAULT, Configuration
-from headgate.store import StoreSettings
+from headgate.relay.upstreams import Upstreams
+from headgate.store import StoreSettings, open_store
 from headgate.store.address import parse_address
 from headgate.store.embedded import Embedded
 from headgate.store.settings import EMBEDDED
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class NoStore(HeadgateError):
@@ -29,16 +31,22 @@ class NoStore(HeadgateError):
 
 @asynccontextmanager
 async def local_store(
-    configuration: Configuration, give_up: Callable[[], None], *, share: bool = True, alone: bool = True
+    configuration: Configuration,
+    give_up: Callable[[], None],
+    *,
+    share: bool = True,
+    alone: bool = True,
+    leash: bool = False,
 ) -> AsyncIterator[str]:
     """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called.
 
     With `share`, the embedded store of a running `up` will do. Not `alone`, one of our own must be asked for: what works
-    only together with others is of no use on a store that they do not know.
+    only together with others is of no use on a store that they do not know. On a leash, it was `up` that named the store.
     """
     url = configuration[StoreSettings].url
     if url != EMBEDDED:
-        log.info("store named", store=repr(parse_address(url)), origin=configuration.origin("store.url"))
+        origin = "headgate up" if leash else configuration.origin("store.url")
+        log.info("using the store", store=repr(parse_address(url)), origin=origin)
         yield url
         return
     directory = configuration[DataSettings].directory
@@ -55,6 +63,10 @@ async def local_store(
         )
     async with Embedded(directory / "store") as embedded:
         logs.hide(embedded.password)
+        if embedded.fresh:
+            settings = msgspec.structs.replace(configuration[StoreSettings], url=embedded.url)
+            async with open_store(settings) as store:
+                await Upstreams(store).note_new_store()
         keeping = asyncio.ensure_future(_keep(embedded, give_up))
         try:
             yield embedded.url

@@ -18,7 +18,8 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.next_steps import next_step
 from headgate.cli.target import Url, target
-from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.logs import Level
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreUnavailable
 from headgate.locks import Held, LockHeld, LockLost, LockState, NotReplicated, QuorumLost
 from headgate.sdk import Headgate
 
@@ -57,7 +58,8 @@ async def run(
     """
     if not command:
         raise InvalidRequest("Say what to run: headgate lock run NAME -- command …", field="command")
-    async with target(url) as headgate:
+    # A lock that is lost is told in a sentence of its own, below.
+    async with target(url, Level.ERROR) as headgate:
         lock = headgate.locks.lock(name, ttl, wait, label=_label(), replicas=replicas, namespace=namespace)
         try:
             held = await lock.acquire()
@@ -120,6 +122,8 @@ async def show(name: str, *, namespace: Namespace = "default", url: Url = None, 
     async with target(url) as headgate:
         state = await headgate.locks.show(name, namespace)
         events = await headgate.locks.history(name, namespace)
+    if not (state.held or state.waiting or state.fence or events):
+        raise NotFound(f"Nobody holds or ever held a lock {name}; `headgate lock list` shows those that are in use.")
     if json:
         output.as_json({"lock": state, "events": events})
         return
@@ -146,7 +150,7 @@ async def break_lock(
     reason
         Why, for those who ask later.
     fence
-        Only if the holding with this fence is still the one.
+        Only if the current holder has this fence.
     """
     async with target(url) as headgate:
         ended = await headgate.locks.break_lock(name, namespace, by=getpass.getuser(), reason=reason, fence=fence)

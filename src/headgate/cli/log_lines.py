@@ -19,7 +19,8 @@ def show(name: str, text: str) -> None:
     if sys.stderr.isatty():
         line = f"{_painted(f'{name:<{_WIDTH}}', _COLORS.get(name, 37))} {_readable(said) if said else text}"
     else:
-        line = text if said else log_line(name, "info", text)
+        # A process that complains and ends does so in one sentence of `output.complain`.
+        line = text if said else log_line(name, "error" if text.startswith("headgate: ") else "info", text)
     with suppress(OSError, ValueError):  # losing our own reader must not end what we keep running
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

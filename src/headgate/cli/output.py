@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +15,8 @@ from rich.table import Table
 
 _NARROW = 60
 _FEW_COLUMNS = 3
+_LONG_WORD = 30  # what is longer, such as a URL, may be cut
+_SENTENCE, _SENTENCE_WIDTH = 40, 24
 
 
 def as_json(value: object) -> None:
@@ -40,21 +44,40 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str =
     widths = [
         max(len(line) for cell in cells for line in cell.split("\n")) for cells in zip(columns, *rows, strict=True)
     ]
-    if len(columns) > _FEW_COLUMNS and console.width < _NARROW and sum(widths) + 2 * len(widths) - 2 > console.width:
+    padding = 2 * len(widths) - 2
+    whole_name = widths[0] <= console.width // 2
+    needed = [_least_width(cells) for cells in zip(columns, *rows, strict=True)]
+    needed[0] = widths[0] if whole_name else needed[0]
+    if (
+        len(columns) > _FEW_COLUMNS
+        and sum(widths) + padding > console.width
+        and (console.width < _NARROW or not whole_name or sum(needed) + padding > console.width)
+    ):
         _print_blocks(console, columns, rows)
         return
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        drawn.add_column(column, overflow="fold", no_wrap=number == 0 and widths[0] <= console.width // 2)
+    fits = sum(needed) + padding <= console.width
+    for number, (column, least) in enumerate(zip(columns, needed, strict=True)):
+        no_wrap = number == 0 and whole_name
+        drawn.add_column(column, overflow="fold", no_wrap=no_wrap, min_width=least if fits else None)
     for row in rows:
         drawn.add_row(*(escape(cell) for cell in row))
     console.print(drawn)
 
 
+def _least_width(cells: Sequence[str]) -> int:
+    """Give the width that a column needs so that no word in it is cut, and sentences do not stand on end."""
+    word = max((len(word) for cell in cells for word in cell.split()), default=0)
+    return max(min(word, _LONG_WORD), _SENTENCE_WIDTH if max(map(len, cells)) > _SENTENCE else 0)
+
+
 def _print_blocks(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print each row as a block of lines, for a terminal in which a table would be cut to shreds."""
     for number, (name, *cells) in enumerate(rows):
-        console.print(f"{chr(10) if number else ''}[bold]{escape(name)}[/]", soft_wrap=True)
+        first, *more = name.split("\n")
+        console.print(f"{chr(10) if number else ''}[bold]{escape(first)}[/]", soft_wrap=True)
+        for each in more:
+            console.print(escape(each), soft_wrap=True, highlight=False)
         drawn = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 1))
         drawn.add_column(style="dim", no_wrap=True)
         drawn.add_column(overflow="fold")
@@ -70,9 +93,24 @@ def stderr() -> Console:
 
 
 def say(text: str) -> None:
-    """Tell the person something that is not data."""
-    sys.stderr.write(text + "\n")
+    """Tell the person something that is not data; on a terminal, long lines are broken between words."""
+    sys.stderr.write((wrapped(text) if sys.stderr.isatty() else text) + "\n")
     sys.stderr.flush()
+
+
+def wrapped(text: str) -> str:
+    """Break lines that are longer than the terminal is wide, between words."""
+    width = max(shutil.get_terminal_size().columns, 20)
+    lines = (
+        line if len(line) <= width else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Write a number with its noun: `1 problem`, `2 problems`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def ask(question: str) -> str:

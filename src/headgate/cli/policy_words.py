@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -11,12 +11,19 @@ import msgspec
 from headgate.gateway.reading import invalid
 from headgate.kit.problems import InvalidRequest
 from headgate.waiting_room import PolicyChange, QueueView
-from headgate.waiting_room.policy import MANY_SEATS, FailMode, Placement, Policy, Seats
+from headgate.waiting_room.policy import MANY_SEATS, Policy
 
 NO_LIMIT: Final = "no limit"
-_CHOICES: Final[dict[str, type[StrEnum]]] = {"seats": Seats, "placement": Placement, "failMode": FailMode}
 _LIMITS: Final = frozenset({"capacity", "ratePerSecond", "maxLength"})
 _MAY_BE_NULL: Final = _LIMITS | {"burst"}
+_WHEN_EMPTY: Final = {
+    "burst": "as the rate",
+    "opensAt": "open now",
+    "auto": "off",
+    "message": "none",
+    "template": "none",
+}
+_FREE_TEXT: Final = frozenset({"message", "template"})
 
 
 def read_policy(words: tuple[str, ...]) -> PolicyChange:
@@ -33,7 +40,7 @@ def read_policy(words: tuple[str, ...]) -> PolicyChange:
     try:
         return msgspec.convert(said, PolicyChange)
     except msgspec.ValidationError as error:
-        raise _refused(invalid(error), said) from error
+        raise _refused(invalid(error, PolicyChange), said) from error
 
 
 def camel(name: str) -> str:
@@ -56,23 +63,29 @@ def figure_rows(view: QueueView) -> list[tuple[str, str]]:
     ]
 
 
-def changes(old: str, new: str) -> str:
-    """Say what a change of policy changed; of the first one, what it says beside the defaults."""
-    try:
-        after = msgspec.json.decode(new, type=dict[str, object])
-        before = msgspec.json.decode(old, type=dict[str, object]) if old else msgspec.to_builtins(Policy())
-    except msgspec.DecodeError:
-        return new
-    changed = [(name, before.get(name), value) for name, value in after.items() if before.get(name) != value]
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """Say what a change changed; of a queue's first policy, what it says beside the defaults."""
+    before: Mapping[str, object] = old or msgspec.to_builtins(Policy())
+    changed = [(name, before.get(name), value) for name, value in new.items() if before.get(name) != value]
     if not old:
-        return ", ".join(f"{name} {in_words(name, value)}" for name, _, value in changed)
-    return ", ".join(f"{name} {in_words(name, was)} → {in_words(name, value)}" for name, was, value in changed)
+        return ", ".join(f"{name} {_quoted(name, value)}" for name, _, value in changed) or ("created" if new else "")
+    return ", ".join(
+        f"{name} {_quoted(name, was)} → {_quoted(name, value)}" if name in old else f"{name} {_quoted(name, value)}"
+        for name, was, value in changed
+    )
 
 
 def in_words(name: str, value: object) -> str:
-    """Write a field's value; what limits nothing has one word."""
+    """Write a field's value; what limits nothing, or is not set, has a word of its own."""
+    if (value is None or value == "") and name in _WHEN_EMPTY:
+        return _WHEN_EMPTY[name]
     unlimited = value is None or (name == "capacity" and isinstance(value, int) and value >= MANY_SEATS)
     return NO_LIMIT if name in _LIMITS and unlimited else plain(value)
+
+
+def _quoted(name: str, value: object) -> str:
+    """Write a field's value in a row of changes, where a text needs an end that can be seen."""
+    return msgspec.json.encode(value).decode() if name in _FREE_TEXT else in_words(name, value)
 
 
 def plain(value: object) -> str:
@@ -85,13 +98,12 @@ def plain(value: object) -> str:
 def _refused(error: InvalidRequest, said: dict[str, object]) -> InvalidRequest:
     """Say what a field may be, in the place of what kind of JSON it is."""
     field = str(error.members.get("field", ""))
-    if field in _CHOICES:
-        choices = ", ".join(_CHOICES[field])
-        return InvalidRequest(f"{field} cannot be {plain(said[field])}; it is one of {choices}.", field=field)
     if field == "opensAt":
         words = "opensAt is a time with its zone, such as 2026-12-24T18:00:00Z; opensAt=null takes it away."
         return InvalidRequest(words, field=field)
     if field in _MAY_BE_NULL:
-        asked = "has no value" if said[field] == "" else f"cannot be {plain(said[field])} ({error.detail.rstrip('.')})"
-        return InvalidRequest(f"{field} {asked}; {field}=null takes the limit away.", field=field)
-    return InvalidRequest(f"{error.detail} `headgate queue show NAME` lists the fields of one.", field=field)
+        wrong = f"{field} has no value" if said[field] == "" else error.detail.rstrip(".").removesuffix(" or null")
+        return InvalidRequest(f"{wrong}; {field}=null takes the limit away.", field=field)
+    if field not in said or error.detail.startswith("There is no field"):
+        return InvalidRequest(f"{error.detail} `headgate queue show NAME` lists the fields of one.", field=field)
+    return error

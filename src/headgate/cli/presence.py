@@ -6,11 +6,10 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 
 from headgate import __version__
 from headgate.config.dynamic import NAMESPACE, Apply, Dynamic, EdgeLimits, LogLevel
@@ -19,19 +18,23 @@ from headgate.config.values import Config
 from headgate.config.watch import follow
 from headgate.kit import logs
 from headgate.kit.ids import new_ulid
-from headgate.kit.logs import Level
-from headgate.kit.problems import Closed, HeadgateError
+from headgate.kit.logs import Level, get_logger
+from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.alerts import Alerts, AlertTarget
 from headgate.registry.health import Prober
 from headgate.registry.instances import Registry
-from headgate.registry.model import Record
+from headgate.registry.model import Instance, Record
 from headgate.sdk.registry import Registry as Client
 from headgate.sdk.registry_modes import StoreMode
 
 RETRY_SECONDS: Final = 2.0
+CLOCK_SECONDS: Final = 5.0
+# Under this name every process of ours reports its clock in the registry.
+CLOCK_OFFSET: Final = "clockOffsetSeconds"
+PROCESS_TYPES: Final = ("headgate-gateway", "headgate-worker", "headgate-relay", "headgate-arena")
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # compared with, not listened on
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Limiter(Protocol):
@@ -53,6 +56,17 @@ def process_record(kind: str, host: str, port: int | None) -> Record:
     )
 
 
+def clock_offsets(instances: Iterable[Instance]) -> list[tuple[str, float]]:
+    """Give the name of each process, and by how many seconds its clock is ahead of the store's, as it reported."""
+    found = []
+    for instance in instances:
+        offset = instance.metrics.get(CLOCK_OFFSET)
+        if isinstance(offset, int | float):
+            pid = instance.metadata.get("pid")
+            found.append((f"{instance.type} on {instance.hostname}, process {pid},", float(offset)))
+    return found
+
+
 async def announce(registry: Registry, prober: Prober, record: Record) -> None:
     """Keep this process registered until cancelled, then take it out."""
     client = Client(StoreMode(registry, prober, "default"))
@@ -61,8 +75,9 @@ async def announce(registry: Registry, prober: Prober, record: Record) -> None:
     try:
         while True:
             try:
-                async with client.registered(record):
-                    await asyncio.Event().wait()
+                offset = _clock_offset(registry)
+                async with client.registered(msgspec.structs.replace(record, metrics={CLOCK_OFFSET: offset})):
+                    await _report_clock(client, registry, record.instance_id, offset)
             except Closed:
                 return
             except HeadgateError as error:
@@ -70,6 +85,27 @@ async def announce(registry: Registry, prober: Prober, record: Record) -> None:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
     finally:
         await client.stop()
+
+
+async def _report_clock(client: Client, registry: Registry, instance_id: str, told: float) -> None:
+    """Report this process's clock whenever it has changed against the store's."""
+    while True:
+        await asyncio.sleep(CLOCK_SECONDS)
+        offset = _clock_offset(registry)
+        if offset == told:
+            continue
+        try:
+            await client.heartbeat(instance_id, metrics={CLOCK_OFFSET: offset})
+            told = offset
+        except StoreUnavailable as error:
+            if isinstance(error, Closed):
+                raise
+            log.debug("clock not reported", error=str(error))
+
+
+def _clock_offset(registry: Registry) -> float:
+    """Give the offset of this process's clock in whole seconds: less is not worth a heartbeat of its own."""
+    return float(round(registry.store.clock_offset()))
 
 
 def live_settings(

@@ -10,14 +10,18 @@ from contextlib import asynccontextmanager
 
 from headgate import __version__
 from headgate.cli.ports import refuse_taken
-from headgate.kit import logs, traces
+from headgate.kit import logs, metrics, traces
 from headgate.kit.logs import LogSettings
-from headgate.kit.operations import OperationsSettings, Ready, serve_operations
+from headgate.kit.operations import Notice, OperationsSettings, Ready, serve_operations
 from headgate.kit.ports import trouble
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.settings import DEFAULT, Configuration
 from headgate.kit.traces import TraceSettings
-from headgate.store import Store
+from headgate.store import Store, clock_words
+
+_PROCESS = metrics.gauge(
+    "headgate_process_info", "1 while a process of this kind and version runs.", ["process", "version"], across="max"
+)
 
 
 def begin(configuration: Configuration, process: str, *, leash: bool = False) -> None:
@@ -25,6 +29,7 @@ def begin(configuration: Configuration, process: str, *, leash: bool = False) ->
     logs.configure(configuration[LogSettings], process)
     logs.hide(*configuration.secrets())
     traces.configure(configuration[TraceSettings], process, __version__)
+    _PROCESS.labels(process, __version__).set(1)
     if leash:
         threading.Thread(target=_stop_at_end_of_stdin, daemon=True).start()
 
@@ -38,15 +43,22 @@ async def store_trouble(store: Store) -> str | None:
     return None
 
 
+def wrong_clock(backend: object) -> str | None:
+    """Say that this process's clock is wrong; None if it agrees with the store's, or there is no store to compare it with."""
+    return clock_words(backend.clock_offset()) if isinstance(backend, Store) else None
+
+
 @asynccontextmanager
-async def listen_operations(configuration: Configuration, ready: Ready) -> AsyncIterator[int]:
+async def listen_operations(
+    configuration: Configuration, ready: Ready, notice: Notice | None = None
+) -> AsyncIterator[int]:
     """Serve probes and metrics; the default port gives way to a free one, a chosen one does not."""
     settings = configuration[OperationsSettings]
     port = settings.port
     if configuration.origin("ops.port") == DEFAULT and trouble(settings.host, port) is not None:
         port = 0
     refuse_taken(settings.host, port, "--ops-port")
-    async with serve_operations(port, ready, host=settings.host) as taken:
+    async with serve_operations(port, ready, notice, host=settings.host) as taken:
         yield taken
 
 

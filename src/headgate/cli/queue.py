@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import no_queue
 from headgate.cli.policy_words import changes, figure_rows, in_words, policy_rows, read_policy
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
@@ -192,7 +193,7 @@ async def history(
         ("minute", "entered", "admitted", "expired", "abandoned", "waiting", "sessions", "mean wait"),
         [
             (
-                *(each.minute, str(each.entered), str(each.admitted), str(each.expired), str(each.abandoned)),
+                *(_minute(each.minute), str(each.entered), str(each.admitted), str(each.expired), str(each.abandoned)),
                 *(str(each.waiting), str(each.sessions)),
                 "" if each.mean_wait_seconds is None else f"{each.mean_wait_seconds:.1f} s",
             )
@@ -236,10 +237,7 @@ async def _client(url: str | None, namespace: str, queue: str = "") -> AsyncIter
     except QueueUnknown as error:
         if not queue:
             raise
-        raise QueueUnknown(
-            f"There is no queue {queue}; `headgate queue list` shows those that are there, `headgate queue create {queue}` "
-            "makes it."
-        ) from error
+        raise QueueUnknown(no_queue(queue)) from error
 
 
 async def _operate(queue: str, action: str, namespace: str, url: str | None, count: int | None = None) -> None:
@@ -247,6 +245,11 @@ async def _operate(queue: str, action: str, namespace: str, url: str | None, cou
         view = await headgate.queues.operate(queue, action, count)
     kept = f", {view.figures.kept} seats kept" if view.figures.kept else ""
     output.say(f"{queue}: {_state(view)}, {view.waiting} waiting, {view.holds} called, {view.sessions} inside{kept}")
+
+
+def _minute(at: str) -> str:
+    """Write a minute short on a terminal, where a row has to fit: `11-18 01:23`."""
+    return at[5:16].replace("T", " ") if sys.stdout.isatty() else at
 
 
 def _confirm(question: str, expected: str, *, yes: bool) -> None:

@@ -15,9 +15,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import instead
 from headgate.cli.target import Url, check_url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.validation import explain
 from headgate.relay.model import Counter, Upstream, UpstreamStatus, UpstreamView
+from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.prove import USER, Ask, Trial, Verdict
 from headgate.relay.prove import prove as run_trial
 from headgate.sdk import Headgate
@@ -98,12 +101,13 @@ async def remove_upstream(name: str, *, url: Url = None) -> None:
         The upstream's name.
     """
     async with target(url) as headgate:
-        await headgate.relay.remove_upstream(name)
+        with instead(UpstreamUnknown, _missing(name)):
+            await headgate.relay.remove_upstream(name)
     output.say(f"headgate: {name} is out of service.")
 
 
 async def status(name: str | None = None, *, url: Url = None, json: Json = False) -> None:
-    """Show who waits, what is in flight and what cools.
+    """Show who waits, what is in flight, and how many permits still count in their window.
 
     Parameters
     ----------
@@ -121,7 +125,7 @@ async def status(name: str | None = None, *, url: Url = None, json: Json = False
 
 
 async def watch(name: str | None = None, *, url: Url = None, json: Json = False) -> None:
-    """Show the same again and again, until interrupted.
+    """Show the status of upstreams once a second, until interrupted.
 
     Parameters
     ----------
@@ -152,7 +156,8 @@ async def prove(
     tail_ms: float = 500.0,
     seed: int = 1,
     relay: Annotated[
-        tuple[str, ...], Parameter(negative=(), help="URLs of relays to flood in turn; else the target alone.")
+        tuple[str, ...],
+        Parameter(negative=(), help="URLs of relays to flood in turn; without it, only the one of --url."),
     ] = (),
     url: Url = None,
     json: Json = False,
@@ -253,8 +258,10 @@ def _policy(
     if text is not None:
         try:
             return msgspec.json.decode(sys.stdin.buffer.read() if text == "-" else text.encode(), type=Upstream)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"The policy does not fit: {explain(error, Upstream)[0]}") from error
         except msgspec.MsgspecError as error:
-            raise InvalidRequest(f"The policy cannot be read: {error}.") from error
+            raise InvalidRequest(f"The policy is not JSON: {error}.") from error
     given: dict[str, object] = msgspec.to_builtins(known) if known is not None else {}
     if base_url is not None:
         given["baseUrl"] = base_url
@@ -265,21 +272,30 @@ def _policy(
     try:
         return msgspec.convert(given, Upstream)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"This is not a policy yet: {error}; give --base-url, --count and --seconds.") from error
+        wrong, field = explain(error, Upstream)
+        if {"baseUrl", "limits"} - set(given):
+            raise InvalidRequest("Give --base-url, --count and --seconds, or the whole policy in JSON.") from error
+        raise InvalidRequest(wrong, field=field) from error
 
 
 async def _status(relay: Relay, name: str | None) -> list[UpstreamStatus]:
-    names = [name] if name is not None else [view.name for view in await relay.upstreams()]
-    return [await relay.status(each) for each in names]
+    if name is None:
+        return [await relay.status(view.name) for view in await relay.upstreams()]
+    with instead(UpstreamUnknown, _missing(name)):
+        return [await relay.status(name)]
 
 
-_COLUMNS = ("upstream", "users", "waiting", "in flight", "cooling", "held")
+def _missing(name: str) -> str:
+    return f"There is no upstream named {name}; `headgate relay upstream list` shows those that are there."
+
+
+_COLUMNS = ("upstream", "users", "waiting", "jobs", "in flight", "cooling", "held")
 
 
 def _rows(found: list[UpstreamStatus]) -> list[tuple[str, ...]]:
     return [
         (
-            each.name, str(each.users), str(each.waiting), str(each.in_flight), str(each.cooling),
+            each.name, str(each.users), str(each.waiting), str(each.jobs), str(each.in_flight), str(each.cooling),
             f"{each.held_ms / 1000:.1f} s" if each.held_ms else "no",
         )
         for each in found

@@ -54,5 +54,5 @@ async def relay(
         workers=settings.workers,
         stop_seconds=settings.drain_seconds + SPARE_SECONDS,
     )
-    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False)
+    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False, leash=leash)
     return 0

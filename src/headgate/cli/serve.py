@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import msgspec
 
+from headgate.cli.metric_names import MetricNames
 from headgate.cli.presence import Limiter, announce, live_settings, process_record
 from headgate.cli.process import begin
 from headgate.config.api import operations as config_operations
@@ -46,57 +47,66 @@ from headgate.waiting_room.gate import Gate
 from headgate.waiting_room.gate_api import mount as gate_mount
 from headgate.waiting_room.gate_api import operations as gate_operations
 from headgate.waiting_room.settings import WaitingRoomSettings
+from headgate.waiting_room.signing import SigningKeys
 
 
 class Parts(msgspec.Struct, frozen=True):
     """Everything the features offer: routes for a gateway and what keeps them current, jobs for a worker."""
 
-    operations: list[Operation] = []
-    mounts: list[Mount] = []
-    keepers: list[Keeper] = []
-    jobs: list[Job] = []
+    operations: list[Operation]
+    mounts: list[Mount]
+    keepers: list[Keeper]
+    jobs: list[Job]
+    signing_keys: Callable[[], Awaitable[SigningKeys]]
 
 
-def assemble(
+@asynccontextmanager
+async def open_parts(
     store: Store,
     configuration: Configuration,
     record: Record,
     limits: Callable[[], Mapping[str, Limiter]] | None = None,
-) -> Parts:
-    """Build every feature on an open store; the record is what this process is registered as."""
+) -> AsyncIterator[Parts]:
+    """Build every feature on an open store, and close those that hold something; the record is what this process is registered as."""
     registry = Registry(store, configuration[RegistrySettings])
     prober = prober_for(store, registry.settings)
     alerts = Alerts(target_from(registry.settings))
     config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
     live = live_settings(config, usual=configuration[LogSettings].level, alerts=alerts, limits=limits)
     presence = partial(announce, registry, prober, record)
-    locks = Locks(store, configuration[LockSettings])
-    relay = Relay(store, configuration[RelaySettings])
     keys = configuration[GatewaySettings].signing_keys
     room = WaitingRoom(store, configuration[WaitingRoomSettings], keys, metered=True)
     gate = Gate(store, room)
-    return Parts(
-        operations=[
-            *registry_operations(registry, prober),
-            *config_operations(config),
-            *lock_operations(locks),
-            *relay_operations(relay),
-            *queue_operations(room),
-            *queue_admin_operations(room),
-            *gate_operations(gate, room),
-        ],
-        mounts=[gate_mount(gate), relay.mount()],
-        keepers=[presence, live.run, gate.rules.keep, gate.keep],
-        jobs=[
-            Job("presence", presence),
-            Job("live settings", live.run),
-            *registry_jobs(registry, prober, alerts),
-            *lock_jobs(locks),
-            *relay_jobs(relay),
-            *room.jobs(),
-            *gate.jobs(),
-        ],
-    )
+    async with AsyncExitStack() as stack:
+        stack.callback(room.queues.close)
+        stack.callback(gate.rules.close)
+        locks = await stack.enter_async_context(Locks(store, configuration[LockSettings]))
+        relay = await stack.enter_async_context(Relay(store, configuration[RelaySettings]))
+        names = MetricNames(room.queues.index, registry.index, relay.upstreams.index)
+        yield Parts(
+            operations=[
+                *registry_operations(registry, prober),
+                *config_operations(config),
+                *lock_operations(locks),
+                *relay_operations(relay),
+                *queue_operations(room),
+                *queue_admin_operations(room),
+                *gate_operations(gate, room),
+            ],
+            mounts=[gate_mount(gate), relay.mount()],
+            keepers=[presence, live.run, gate.rules.keep, gate.keep, room.numbers.keep, names.keep],
+            jobs=[
+                Job("presence", presence),
+                Job("live settings", live.run),
+                Job("metric names", names.keep),
+                *registry_jobs(registry, prober, alerts),
+                *lock_jobs(locks),
+                *relay_jobs(relay),
+                *room.jobs(),
+                *gate.jobs(),
+            ],
+            signing_keys=room.signing_keys,
+        )
 
 
 @asynccontextmanager
@@ -109,10 +119,12 @@ async def open_application(
     opened: list[Gateway] = []
     async with open_store(settings) as store:
         record = process_record("gateway", listening.host, listening.port)
-        parts = assemble(store, configuration, record, lambda: opened[0].limits if opened else {})
-        async with open_gateway(
-            parts.operations, parts.mounts, parts.keepers, settings=listening, store=store
-        ) as application:
-            opened.append(application)
-            yield application
+        async with open_parts(store, configuration, record, lambda: opened[0].limits if opened else {}) as parts:
+            keys = await parts.signing_keys()
+            async with open_gateway(
+                parts.operations, parts.mounts, parts.keepers, settings=listening, store=store,
+                secrets=[secret for _, secret in keys.secrets()],
+            ) as application:  # fmt: skip
+                opened.append(application)
+                yield application
     traces.close()

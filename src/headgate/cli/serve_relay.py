@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from headgate.cli.metric_names import MetricNames
 from headgate.cli.presence import announce, process_record
 from headgate.cli.process import begin
 from headgate.gateway.assembly import open_gateway
@@ -25,7 +26,7 @@ from headgate.relay.model import Limit, Upstream
 from headgate.relay.relay import Relay, jobs
 from headgate.relay.settings import RelaySettings
 from headgate.relay.strict import StrictUpstream
-from headgate.store import StoreSettings, open_store
+from headgate.store import Index, StoreSettings, open_store
 
 DEMO = "a-server"
 
@@ -42,7 +43,7 @@ async def open_relay(
         store = await stack.enter_async_context(open_store(settings))
         feature = await stack.enter_async_context(Relay(store, configuration[RelaySettings]))
         if demo:
-            upstream = await stack.enter_async_context(StrictUpstream().open())
+            upstream = await stack.enter_async_context(StrictUpstream(recording=False).open())
             limits = (Limit(count=10, seconds=60),)
             await feature.upstreams.put(DEMO, Upstream(base_url=upstream.url, limits=limits, forward_user=True))
         quiet = asyncio.Event()
@@ -50,9 +51,10 @@ async def open_relay(
         group.create_task(run_jobs(jobs(feature), quiet))
         registry = Registry(store, configuration[RegistrySettings])
         record = process_record("relay", edge.host, edge.port)
+        names = MetricNames(Index(store, "queue"), registry.index, feature.upstreams.index)
         presence = partial(announce, registry, prober_for(store, registry.settings), record)
         async with open_gateway(
-            operations(feature), [feature.mount()], [presence], settings=edge, store=store
+            operations(feature), [feature.mount()], [presence, names.keep], settings=edge, store=store
         ) as application:
             # Jobs come to their end beside the requests, not after them.
             stopping = asyncio.get_running_loop().create_future()

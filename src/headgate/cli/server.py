@@ -8,7 +8,9 @@ from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import instead, no_queue
 from headgate.cli.target import Url, target
+from headgate.waiting_room.problems import QueueUnknown
 
 Namespace = Annotated[str, Parameter(name="--namespace", help="The queue's namespace.")]
 
@@ -28,7 +30,8 @@ async def list_servers(
     client = target(url)
     client.namespace = namespace
     async with client as headgate:
-        found = await headgate.queue.servers(queue)
+        with instead(QueueUnknown, no_queue(queue)):
+            found = await headgate.queue.servers(queue)
     if json:
         output.as_json(found.servers)
         return

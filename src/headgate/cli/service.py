@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from asyncio.subprocess import Process
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Annotated, Final, Self
 
 from cyclopts import Parameter
@@ -16,7 +18,7 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.children import signal_child
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record, UnknownInstance
 from headgate.sdk import Headgate
 from headgate.sdk.registry_modes import Gone, Listed, Put
@@ -90,13 +92,16 @@ async def show(
         found = await headgate.registry.discover(
             type_, group or None, healthy=healthy, filters=filter or [], check=check
         )
+        narrowed = healthy is not None or bool(filter) or check
+        if not found and not (narrowed and await headgate.registry.discover(type_, group or None)):
+            raise NotFound(f"There is no instance of {service}; `headgate service list` shows what is registered.")
     if json:
         output.as_json(list(found))
         return
     output.table(
         ("instance", "group", "address", "state", "weight", "last heartbeat"),
         [_row(each) for each in found],
-        empty=f"{service} has no instances.",
+        empty=f"{service} has no such instances.",
     )
 
 
@@ -368,8 +373,17 @@ def _row(instance: Instance) -> tuple[str, ...]:
         address,
         _state(instance),
         f"{instance.weight:g}",
-        instance.last_heartbeat,
+        _ago(instance.last_heartbeat) if sys.stdout.isatty() else instance.last_heartbeat,
     )
+
+
+def _ago(at: str) -> str:
+    """Say how long ago a heartbeat came, by this machine's clock."""
+    try:
+        seconds = max((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds(), 0)
+    except (TypeError, ValueError):
+        return at
+    return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
 
 
 def _state(instance: Instance) -> str:

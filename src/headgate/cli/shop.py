@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Annotated, Final
 
 import httpx2
-import structlog
 from cyclopts import Parameter
 
 from headgate.cli.flags import Leash
@@ -20,6 +19,7 @@ from headgate.gateway.server import listening
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.http import Receive, Scope, Send
 from headgate.kit.life import Life
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.kit.web import web_text
 from headgate.sdk import Headgate
@@ -43,7 +43,7 @@ RUSH_SECONDS: Final = 60.0
 BROWSERS: Final = 32
 _PRICE: Final = "€ 39"
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 async def shop(

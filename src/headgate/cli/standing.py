@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from headgate.cli.whereabouts import without_password
 from headgate.gateway.api import StoreFacts, SystemFacts, store_facts
 from headgate.kit.http import Wire
 from headgate.kit.problems import HeadgateError
@@ -84,7 +85,7 @@ async def read_standing(headgate: Headgate) -> Standing:
     )
     return Standing(
         at=datetime.now(UTC),
-        url=_shown(headgate.url),
+        url=without_password(headgate.url),
         namespace=headgate.namespace,
         store=store,
         queues=queues,
@@ -146,9 +147,3 @@ async def _store(headgate: Headgate) -> StoreFacts:
     if isinstance(backend, Store):
         return await store_facts(backend)
     return (await backend.request("GET", "/api/system", answer=SystemFacts)).store
-
-
-def _shown(url: str) -> str:
-    """Give the URL without the password that a store's may carry."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

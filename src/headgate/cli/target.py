@@ -36,15 +36,21 @@ def check_url(url: str, said: str) -> None:
         )
 
 
-def target(url: str | None) -> Headgate:
-    """Give the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`."""
+def target(url: str | None, level: Level = Level.WARNING) -> Headgate:
+    """Give the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`.
+
+    What is logged below this level is not shown, unless the settings name another.
+    """
     configuration = read_settings(client__url=("--url", url))
     said = configuration.origin("log.level") != DEFAULT
-    logs.configure(configuration[LogSettings] if said else LogSettings(level=Level.WARNING), "cli")
+    logs.configure(configuration[LogSettings] if said else LogSettings(level=level), "cli")
     settings, prefix = configuration[ClientSettings], configuration[StoreSettings].prefix
     if settings.url:
         check_url(settings.url, configuration.origin("client.url"))
-        return Headgate(settings.url, token=settings.token or None, prefix=prefix)
+        named = whereabouts.find_by_url(configuration[DataSettings].directory, settings.url)
+        if named is not None:
+            return Headgate(named.gateway, token=settings.token or named.token, prefix=prefix)
+        return Headgate(settings.url, token=settings.token or None, prefix=prefix, needs_store=True)
     up = whereabouts.find(configuration[DataSettings].directory)
     if up is None:
         raise NoTarget

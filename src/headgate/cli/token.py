@@ -10,9 +10,10 @@ from msgspec import structs
 
 from headgate.cli import output
 from headgate.cli.flags import Json
+from headgate.cli.next_steps import instead
 from headgate.cli.target import Url, target
 from headgate.gateway.api import NewToken, TokenFacts, TokenList, TokenRequest
-from headgate.gateway.tokens import Token, Tokens
+from headgate.gateway.tokens import Token, Tokens, TokenUnknown
 from headgate.kit.http import Access
 from headgate.kit.ids import thing_name
 from headgate.sdk.http import Http
@@ -98,10 +99,11 @@ async def revoke(name: str, *, url: Url = None) -> None:
     thing_name(name, "name")
     async with target(url) as headgate:
         backend = headgate.backend
-        if isinstance(backend, Http):
-            await backend.request("DELETE", f"{_PATH}/{quote(name, safe='')}", answer=type(None))
-        else:
-            await Tokens(backend).revoke(name)
+        with instead(TokenUnknown, f"There is no token {name}; `headgate token list` shows those that are there."):
+            if isinstance(backend, Http):
+                await backend.request("DELETE", f"{_PATH}/{quote(name, safe='')}", answer=type(None))
+            else:
+                await Tokens(backend).revoke(name)
     output.say(f"headgate: {name} is revoked.")
 
 

@@ -78,7 +78,7 @@ async def top(
                 for row in section.rows:
                     output.line("\t".join((section.name, *row)))
         elif once:
-            Console().print(draw(first))
+            Console().print(draw(first, live=False))
         else:
             await _follow(headgate, first, every)
 
@@ -122,9 +122,9 @@ def _keys() -> Iterator[asyncio.Event]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def draw(standing: Standing, *, height: int | None = None, trouble: str = "") -> RenderableType:
-    """Draw everything, no taller than the terminal."""
-    parts: list[RenderableType] = [_head(standing, trouble)]
+def draw(standing: Standing, *, height: int | None = None, trouble: str = "", live: bool = True) -> RenderableType:
+    """Draw everything, no taller than the terminal; `live` says that it is drawn again until q is pressed."""
+    parts: list[RenderableType] = [_head(standing, trouble, live=live)]
     shown = [section for section in sections(standing) if section.rows]
     room = None if height is None else height - _HEAD_ROWS - len(standing.troubles) - _SECTION_ROWS * len(shown)
     for section, most in zip(shown, _share(room, [len(section.rows) for section in shown]), strict=True):
@@ -180,7 +180,7 @@ def sections(standing: Standing) -> list[Section]:
     ]
 
 
-def _head(standing: Standing, trouble: str) -> Text:
+def _head(standing: Standing, trouble: str, *, live: bool) -> Text:
     store = standing.store
     servers = ", ".join(sorted({*store.servers})) or store.kind
     health = f"{servers} {store.kind}, {store.latency_ms} ms" if store.healthy else "does not answer"
@@ -190,7 +190,7 @@ def _head(standing: Standing, trouble: str) -> Text:
         "store     ",
     )
     head.append(health, style="green" if store.healthy else "bold red")
-    head.append("   q ends\n" if not trouble else "", style="dim")
+    head.append("   q ends\n" if live and not trouble else "", style="dim")
     head.append(f"as it last was: {trouble}\n" if trouble else "", style="bold red")
     head.rstrip()
     return head

@@ -21,8 +21,8 @@ from headgate.cli.local_store import local_store
 from headgate.cli.log_lines import show
 from headgate.cli.ports import refuse_taken
 from headgate.cli.settings import DataSettings, read_settings
-from headgate.cli.whereabouts import Whereabouts, forget, remember
-from headgate.gateway.settings import GatewaySettings
+from headgate.cli.whereabouts import Whereabouts, forget, remember, without_password
+from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.kit import logs
 from headgate.kit.life import Life
 from headgate.kit.logs import LogSettings
@@ -95,7 +95,7 @@ async def up(
     demo
         Also run the demonstration.
     json
-        When all is ready, print one line of JSON with the addresses and the token.
+        When all is ready, print one line of JSON with the addresses, the token and the store's password.
     """
     configuration = read_settings(gateway__port=("--port", port), data__directory=("--data", data))
     logs.configure(configuration[LogSettings], "up")
@@ -159,7 +159,7 @@ async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan
             ("console", whereabouts.console),
             ("API documentation", f"{whereabouts.gateway}/docs"),
             *((f"{each.child.name} probes", f"http://127.0.0.1:{each.child.ops_port}/readyz") for each in running),
-            ("store", whereabouts.store),
+            ("store", without_password(whereabouts.store)),
             ("admin token", whereabouts.token),
             ("kept in", str(plan.directory)),
         ],
@@ -179,6 +179,7 @@ def _plan(configuration: Configuration, *, demo: bool) -> Plan:
         raise DirectoryUnusable(
             f"{directory} cannot be used for data ({error.strerror}); choose another directory with --data."
         ) from error
+    check_admin_token(token)
     logs.hide(token)
     return Plan(
         host=gateway.host,
@@ -196,6 +197,7 @@ def _environment(configuration: Configuration, plan: Plan, store_url: str) -> di
     decided: dict[tuple[type[Settings], str], str] = {
         (StoreSettings, "url"): store_url,
         (GatewaySettings, "host"): plan.host,
+        (GatewaySettings, "quiet_seconds"): "0",
         (GatewaySettings, "stop_seconds"): "2",
     }
     if configuration.origin("gateway.trusted_proxies") == DEFAULT:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 _FILE = "up.json"
+_THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def without_password(url: str) -> str:
+    """Give a URL without the user and password that a store's may carry."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -51,3 +60,22 @@ def find(directory: Path) -> Whereabouts | None:
         os.kill(note.pid, 0)
         return note.up
     return None
+
+
+def find_by_url(directory: Path, url: str) -> Whereabouts | None:
+    """Find the `up` that runs on this directory if its gateway is at this URL, under any name of this machine.
+
+    Call it at its own address: under another name of this machine somebody else might listen.
+    """
+    up = find(directory)
+    return up if up is not None and _place(up.gateway) == _place(url) else None
+
+
+def _place(url: str) -> tuple[str, str, int | None]:
+    split = urlsplit(url)
+    host = split.hostname or ""
+    try:
+        port = split.port
+    except ValueError:
+        port = None
+    return split.scheme, "localhost" if host in _THIS_MACHINE else host, port

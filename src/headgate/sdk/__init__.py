@@ -1,98 +1,326 @@
-"""What users import: `from headgate.sdk import Headgate`, and whatever they catch or hand over."""
+"""Everything that users import: the clients, what their calls give (for annotations), and the errors they raise."""
 
 from typing import TYPE_CHECKING
 
-from headgate.kit.lazily import offered
+from headgate.kit.lazily import offered_by
 
 if TYPE_CHECKING:
-    from headgate.config.model import UnknownKey, UnknownVersion
+    from headgate.config.model import (
+        ContentInvalid,
+        ContentType,
+        Draft,
+        NamespaceFull,
+        Published,
+        UnknownKey,
+        UnknownVersion,
+        Update,
+        Value,
+    )
     from headgate.kit.problems import (
         Closed,
         DeadlineExceeded,
         Forbidden,
+        Forked,
         HeadgateError,
         InvalidRequest,
+        Malformed,
         NotFound,
         OutcomeUnknown,
         RateLimited,
+        StoreFull,
+        StoreRefused,
         StoreUnavailable,
+        TooLarge,
         Unauthorized,
         VersionConflict,
     )
     from headgate.locks import (
         AlreadyHeld,
+        Election,
+        FencedValue,
         FenceOutdated,
+        Held,
+        Leader,
+        Lock,
+        LockEvent,
         LockHeld,
         LockLost,
+        LockState,
         NotHolder,
         NotReplicated,
         Quorum,
+        QuorumHealth,
         QuorumLost,
     )
-    from headgate.registry.model import Record
-    from headgate.relay.model import Limit, Upstream
-    from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
+    from headgate.registry.api import BatchAnswer
+    from headgate.registry.model import (
+        Change,
+        Check,
+        CheckKind,
+        Evicted,
+        Instance,
+        Override,
+        OverrideChange,
+        Record,
+        Registered,
+        ServiceFull,
+        ServiceSummary,
+        Superseded,
+        UnknownInstance,
+    )
+    from headgate.relay.model import (
+        JobState,
+        JobView,
+        Limit,
+        Response,
+        Retry,
+        Upstream,
+        UpstreamStatus,
+        UpstreamView,
+        UserFigures,
+    )
+    from headgate.relay.problems import (
+        CostTooHigh,
+        JobSending,
+        JobUnknown,
+        LineFull,
+        PermitExpired,
+        UpstreamFailed,
+        UpstreamTimeout,
+        UpstreamUnknown,
+        UserMissing,
+    )
     from headgate.sdk.client import Headgate
+    from headgate.sdk.config import Config
+    from headgate.sdk.config_modes import Present
     from headgate.sdk.discovery import ServiceDiscoveryClient
     from headgate.sdk.http import GatewayUnavailable
     from headgate.sdk.lifespan import registered
+    from headgate.sdk.live import Changed, Live
+    from headgate.sdk.queue import Queue
+    from headgate.sdk.queues import Operators
+    from headgate.sdk.registry import Registry
+    from headgate.sdk.registry_modes import Gone, Listed, Put
+    from headgate.sdk.relay import HeldPermit, PermitTransport, Relay, RelayResponse
+    from headgate.sdk.seats import Offer
     from headgate.sdk.sync import HeadgateSync
-    from headgate.waiting_room.policy import PolicyChange
+    from headgate.sdk.sync_locks import SyncElection, SyncHeld, SyncLock
+    from headgate.sdk.views import InstanceList
+    from headgate.store.errors import ScriptFailed
+    from headgate.waiting_room.model import (
+        Board,
+        Entry,
+        Eta,
+        Reason,
+        Redeemed,
+        Seat,
+        Servers,
+        ServerView,
+        State,
+        Status,
+        User,
+    )
+    from headgate.waiting_room.policy import (
+        Auto,
+        Bypass,
+        FailMode,
+        Figures,
+        Placement,
+        Policy,
+        PolicyChange,
+        QueueView,
+        Seats,
+        Theme,
+    )
     from headgate.waiting_room.problems import (
         NotInLine,
         QueueClosed,
         QueueFull,
+        QueueLost,
+        QueueReset,
         QueueUnknown,
+        RevocationsFull,
+        SessionTaken,
+        SessionUnknown,
         TicketExpired,
         TicketInvalid,
         TicketUsed,
     )
+    from headgate.waiting_room.queues import Audit, AuditRecord, History, Minute
+    from headgate.waiting_room.signing import Ticket
 
 __all__ = [
     "AlreadyHeld",
+    "Audit",
+    "AuditRecord",
+    "Auto",
+    "BatchAnswer",
+    "Board",
+    "Bypass",
+    "Change",
+    "Changed",
+    "Check",
+    "CheckKind",
     "Closed",
+    "Config",
+    "ContentInvalid",
+    "ContentType",
+    "CostTooHigh",
     "DeadlineExceeded",
+    "Draft",
+    "Election",
+    "Entry",
+    "Eta",
+    "Evicted",
+    "FailMode",
     "FenceOutdated",
+    "FencedValue",
+    "Figures",
     "Forbidden",
+    "Forked",
     "GatewayUnavailable",
+    "Gone",
     "Headgate",
     "HeadgateError",
     "HeadgateSync",
+    "Held",
+    "HeldPermit",
+    "History",
+    "Instance",
+    "InstanceList",
     "InvalidRequest",
+    "JobSending",
+    "JobState",
+    "JobUnknown",
+    "JobView",
+    "Leader",
     "Limit",
     "LineFull",
+    "Listed",
+    "Live",
+    "Lock",
+    "LockEvent",
     "LockHeld",
     "LockLost",
+    "LockState",
+    "Malformed",
+    "Minute",
+    "NamespaceFull",
     "NotFound",
     "NotHolder",
     "NotInLine",
     "NotReplicated",
+    "Offer",
+    "Operators",
     "OutcomeUnknown",
+    "Override",
+    "OverrideChange",
     "PermitExpired",
+    "PermitTransport",
+    "Placement",
+    "Policy",
     "PolicyChange",
+    "Present",
+    "Published",
+    "Put",
+    "Queue",
     "QueueClosed",
     "QueueFull",
+    "QueueLost",
+    "QueueReset",
     "QueueUnknown",
+    "QueueView",
     "Quorum",
+    "QuorumHealth",
     "QuorumLost",
     "RateLimited",
+    "Reason",
     "Record",
+    "Redeemed",
+    "Registered",
+    "Registry",
+    "Relay",
+    "RelayResponse",
+    "Response",
+    "Retry",
+    "RevocationsFull",
+    "ScriptFailed",
+    "Seat",
+    "Seats",
+    "ServerView",
+    "Servers",
     "ServiceDiscoveryClient",
+    "ServiceFull",
+    "ServiceSummary",
+    "SessionTaken",
+    "SessionUnknown",
+    "State",
+    "Status",
+    "StoreFull",
+    "StoreRefused",
     "StoreUnavailable",
+    "Superseded",
+    "SyncElection",
+    "SyncHeld",
+    "SyncLock",
+    "Theme",
+    "Ticket",
     "TicketExpired",
     "TicketInvalid",
     "TicketUsed",
+    "TooLarge",
     "Unauthorized",
+    "UnknownInstance",
     "UnknownKey",
     "UnknownVersion",
+    "Update",
     "Upstream",
+    "UpstreamFailed",
+    "UpstreamStatus",
+    "UpstreamTimeout",
     "UpstreamUnknown",
+    "UpstreamView",
+    "User",
+    "UserFigures",
+    "UserMissing",
+    "Value",
     "VersionConflict",
     "registered",
 ]
 
-_HOMES = (
-    "sdk.client", "kit.problems", "waiting_room.problems", "relay.problems", "sdk.http", "sdk.lifespan", "sdk.discovery",
-    "sdk.sync", "locks", "config.model", "registry.model", "relay.model", "waiting_room.policy",
-)  # fmt: skip
-__getattr__ = offered(__name__, __all__, [f"headgate.{home}" for home in _HOMES])
+_HOMES = {
+    "config.model": "ContentInvalid ContentType Draft NamespaceFull Published UnknownKey UnknownVersion Update Value",
+    "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
+    "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
+    "registry.api": "BatchAnswer",
+    "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
+    "relay.model": "JobState JobView Limit Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
+    "relay.problems": "CostTooHigh JobSending JobUnknown LineFull PermitExpired UpstreamFailed UpstreamTimeout UpstreamUnknown UserMissing",
+    "sdk.client": "Headgate",
+    "sdk.config": "Config",
+    "sdk.config_modes": "Present",
+    "sdk.discovery": "ServiceDiscoveryClient",
+    "sdk.http": "GatewayUnavailable",
+    "sdk.lifespan": "registered",
+    "sdk.live": "Changed Live",
+    "sdk.queue": "Queue",
+    "sdk.queues": "Operators",
+    "sdk.registry": "Registry",
+    "sdk.registry_modes": "Gone Listed Put",
+    "sdk.relay": "HeldPermit PermitTransport Relay RelayResponse",
+    "sdk.seats": "Offer",
+    "sdk.sync": "HeadgateSync",
+    "sdk.sync_locks": "SyncElection SyncHeld SyncLock",
+    "sdk.views": "InstanceList",
+    "store.errors": "ScriptFailed",
+    "waiting_room.model": "Board Entry Eta Reason Redeemed Seat ServerView Servers State Status User",
+    "waiting_room.policy": "Auto Bypass FailMode Figures Placement Policy PolicyChange QueueView Seats Theme",
+    "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown RevocationsFull SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
+    "waiting_room.queues": "Audit AuditRecord History Minute",
+    "waiting_room.signing": "Ticket",
+}
+__getattr__ = offered_by(__name__, {f"headgate.{home}": names.split() for home, names in _HOMES.items()})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

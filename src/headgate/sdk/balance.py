@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final
 
 from headgate.kit.problems import HeadgateError
 from headgate.registry.model import Instance
@@ -19,13 +19,6 @@ class NobodyAvailable(HeadgateError):
     """There is no instance that traffic may go to."""
 
     code, status = "nobody_available", 503
-
-
-class Balancer(Protocol):
-    """Chooses one instance; those that are unhealthy, disabled or draining are never chosen."""
-
-    def choose(self, instances: Sequence[Instance], key: str = "") -> Instance:
-        """Give one; raises NobodyAvailable."""
 
 
 class Random:

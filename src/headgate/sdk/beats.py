@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-import structlog
 
 from headgate.kit.aside import Aside, ended
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import (
     Beat,
@@ -36,7 +36,7 @@ EVICTED_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 1.0
 LEASE_SECONDS: Final = 30.0
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Own:

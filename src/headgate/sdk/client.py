@@ -6,11 +6,14 @@ from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from headgate.kit.problems import Closed
-from headgate.sdk.http import Http
+from headgate.kit.fork import forks
+from headgate.kit.ids import sent_secret
+from headgate.kit.problems import Closed, Forked, InvalidRequest
+from headgate.sdk.http import Http, gateway_url
 from headgate.store import Store, StoreSettings, open_store
+from headgate.store.address import check_address
 
 # A part is imported when it is first used: who takes a lock need not wait for the relay.
 if TYPE_CHECKING:
@@ -23,8 +26,23 @@ if TYPE_CHECKING:
     from headgate.sdk.relay import HttpRelay, StoreRelay
 
 
+FIRST_SECONDS: Final = 1.0
+
+
 class Headgate:
-    """`async with Headgate(url, token=…) as hg:`; http(s) is a gateway, valkey and its kin are a store."""
+    """A client: `async with Headgate(url, token=…) as hg:`; http(s) is a gateway, valkey:// and the forms below are a store.
+
+    url: a gateway's (`http://host:8080`, `https://…`), or a store's (`valkey://host:6379/0`, `valkeys://` for TLS,
+        `valkey+sentinel://h1,h2/NAME`, `valkey+cluster://h1,h2`; `redis` instead of `valkey` is the same).
+    token: the API token, for a gateway.
+    prefix: what all keys in the store begin with, as the processes are set (`HEADGATE_STORE_PREFIX`); for a store.
+    namespace: where names are looked up; different namespaces see nothing of each other.
+    snapshot_dir: where to keep what was last read from registry and config, for an outage; else the user's cache.
+    snapshot_secrets: keep secret values of config there too.
+    ttl_seconds: the lease of what this client registers.
+    heartbeat_interval_ms: how often it says that those are alive.
+    needs_store: for a store: raise StoreUnavailable if it is away at the start, instead of answering from snapshots.
+    """
 
     def __init__(
         self,
@@ -33,20 +51,26 @@ class Headgate:
         token: str | None = None,
         prefix: str = "hg",
         namespace: str = "default",
-        snapshot_dir: Path | None = None,
+        snapshot_dir: str | Path | None = None,
+        snapshot_secrets: bool = False,
         ttl_seconds: float = 30.0,
         heartbeat_interval_ms: int = 10_000,
+        needs_store: bool = False,
     ) -> None:
-        self.url = url
+        """Describe a client; nothing is opened before `async with`. The class says what the parameters mean."""
+        self.url = _checked(url)
+        self._needs_store = needs_store
         self._snapshot_dir = snapshot_dir
+        self._snapshot_secrets = snapshot_secrets
         self._ttl_seconds = ttl_seconds
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.namespace = namespace
-        self.token = token
+        self.token = None if token is None else sent_secret(token, "The token")
         self._prefix = prefix
         self._stack = AsyncExitStack()
         self._backend: Http | Store | None = None
         self._closed = False
+        self._forks = forks.count
 
     @property
     def direct(self) -> bool:
@@ -60,6 +84,8 @@ class Headgate:
             if self._closed:
                 raise Closed
             raise RuntimeError("use this client inside 'async with'")
+        if self._inherited:
+            raise Forked
         return self._backend
 
     @cached_property
@@ -137,24 +163,72 @@ class Headgate:
         """Config: read, publish, roll back, watch, and live values."""
         from headgate.sdk.config import config_of
 
-        part = config_of(self.backend, url=self.url, snapshot_dir=self._snapshot_dir)
+        part = config_of(
+            self.backend, url=self.url, snapshot_dir=self._snapshot_dir, snapshot_secrets=self._snapshot_secrets
+        )
         self._stack.push_async_callback(part.stop)
         return part
 
+    @property
+    def _inherited(self) -> bool:
+        """Tell whether this was opened by the process that this one was forked from."""
+        return self._forks != forks.count
+
     async def __aenter__(self) -> Headgate:
+        if self._backend is not None and not self._inherited:
+            raise RuntimeError("this client is open already")
+        self._forget_parts()
         async with AsyncExitStack() as stack:
             if self.direct:
                 settings = StoreSettings(url=self.url, prefix=self._prefix, volatile=True)
-                self._backend = await stack.enter_async_context(open_store(settings))
+                # As with a gateway, a client starts without its store and answers from snapshots, unless that is no use.
+                opening = (
+                    open_store(settings)
+                    if self._needs_store
+                    else open_store(settings, wait_seconds=FIRST_SECONDS, may_be_away=True)
+                )
+                self._backend = await stack.enter_async_context(opening)
             else:
                 self._backend = await stack.enter_async_context(Http(self.url, self.token))
             self._stack = stack.pop_all()
+        self._forks, self._closed = forks.count, False
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
-        self._backend, self._closed = None, True
+        try:
+            if not self._inherited:  # the parent closes what is the parent's
+                await self._stack.__aexit__(kind, error, trace)
+        finally:
+            self._backend, self._closed = None, True
+            self._forget_parts()
+
+    def _forget_parts(self) -> None:
+        """Have the parts made anew: those that are known belong to an opening that is over."""
         for part in ("queue", "queues", "registry", "locks", "relay", "config"):
-            self.__dict__.pop(part, None)  # opened again, it has new ones
+            self.__dict__.pop(part, None)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+
+def _checked(url: str) -> str:
+    """Refuse what is neither a gateway's URL nor a store's, before anything is opened."""
+    url = str(url).strip()
+    scheme, _, rest = url.partition("://")
+    if rest and scheme in {"http", "https"}:
+        return gateway_url(url)
+    if not rest or not scheme.startswith(("valkey", "redis")):
+        raise InvalidRequest(
+            "A client's URL begins with http:// or https:// (a gateway), or with valkey://, valkeys:// (TLS), "
+            "valkey+sentinel:// or valkey+cluster:// (a store).",
+            field="url",
+        )
+    check_address(url)
+    return url
+
+
+def refuse_copy(client: object) -> NoReturn:
+    """Say why a client cannot be pickled, for whoever hands one to another process."""
+    raise TypeError(f"a {type(client).__name__} cannot be copied or sent to another process; open one there")

@@ -12,12 +12,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final, TypeVar
 
-import structlog
-
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft, Published, UnknownKey, Update, Value
 from headgate.config.values import Config as StoreConfig
-from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
+from headgate.kit.logs import get_logger
+from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.sdk.config_modes import Happening, HttpMode, Marked, Mode, Present, StoreMode
 from headgate.sdk.http import Http
 from headgate.sdk.live import Changed, Live
@@ -27,7 +26,7 @@ from headgate.store import Store
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
 
-log = structlog.get_logger()
+log = get_logger()
 T = TypeVar("T")
 
 __all__ = ["Changed", "Config", "ContentType", "Draft", "Live", "Marked", "Present", "Published", "Update", "Value"]
@@ -36,9 +35,12 @@ __all__ = ["Changed", "Config", "ContentType", "Draft", "Live", "Marked", "Prese
 class Config:
     """Config as a client sees it."""
 
-    def __init__(self, mode: Mode, snapshots: Snapshots[Value] | None = None) -> None:
+    def __init__(
+        self, mode: Mode, snapshots: Snapshots[Value] | None = None, *, snapshot_secrets: bool = False
+    ) -> None:
         self._mode = mode
         self._snapshots = snapshots
+        self._snapshot_secrets = snapshot_secrets
         self._saving: set[asyncio.Task[None]] = set()
         self._lives: dict[str, dict[str, list[Live[object]]]] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
@@ -58,7 +60,7 @@ class Config:
         key: str,
         content: str,
         *,
-        content_type: ContentType | None = None,
+        content_type: ContentType | str | None = None,
         version: int | None = None,
         secret: bool | None = None,
         reason: str = "",
@@ -67,7 +69,7 @@ class Config:
 
         Its content type stays what it was, or is text, unless given.
         """
-        draft = Draft(key, content, content_type, version, secret)
+        draft = Draft(key, content, _content_type(content_type), version, secret)
         return (await self._mode.publish(namespace, [draft], reason))[key]
 
     async def delete(self, namespace: str, key: str, *, version: int | None = None, reason: str = "") -> Published:
@@ -208,7 +210,11 @@ class Config:
 
     async def _save(self, namespace: str, value: Value) -> None:
         if self._snapshots is not None:
-            write = asyncio.to_thread(self._snapshots.write, f"{namespace}@{value.key}", value)
+            name = f"{namespace}@{value.key}"
+            if value.secret and not self._snapshot_secrets:
+                write = asyncio.to_thread(self._snapshots.forget, name)  # it may have been open before
+            else:
+                write = asyncio.to_thread(self._snapshots.write, name, value)
             saving = asyncio.get_running_loop().create_task(write)
             self._saving.add(saving)
             saving.add_done_callback(self._saving.discard)
@@ -225,7 +231,17 @@ def _user() -> str:
         return f"user-{os.getuid()}"
 
 
-def config_of(backend: Http | Store, *, url: str, snapshot_dir: Path | None = None) -> Config:
+def _content_type(given: ContentType | str | None) -> ContentType | None:
+    try:
+        return None if given is None else ContentType(given)
+    except ValueError as error:
+        known = ", ".join(ContentType)
+        raise InvalidRequest(f"content_type must be one of {known}.", field="contentType") from error
+
+
+def config_of(
+    backend: Http | Store, *, url: str, snapshot_dir: str | Path | None = None, snapshot_secrets: bool = False
+) -> Config:
     """Make the config part of a client."""
     mode: Mode
     if isinstance(backend, Http):
@@ -234,4 +250,5 @@ def config_of(backend: Http | Store, *, url: str, snapshot_dir: Path | None = No
         author = f"{_user()}@{socket.gethostname()}"[:64]
         mode = StoreMode(StoreConfig(backend, definitions={NAMESPACE: DEFINITIONS}), author)
         place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
-    return Config(mode, Snapshots(directory_for(snapshot_dir, place, "config"), Value))
+    snapshots = Snapshots(directory_for(snapshot_dir, place, "config"), Value)
+    return Config(mode, snapshots, snapshot_secrets=snapshot_secrets)

@@ -10,10 +10,11 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.config.api import BatchAnswer, Values, Versions
-from headgate.config.model import Draft, Published, Update, Value
+from headgate.config.model import Draft, Published, Update, Value, check_key
 from headgate.config.values import Config as StoreConfig
 from headgate.config.values import State
 from headgate.config.watch import Told, follow
+from headgate.kit.ids import thing_name
 from headgate.kit.problems import from_document
 from headgate.sdk.http import Http
 from headgate.store.feed import Bookmark, Reset, Snapshot
@@ -165,5 +166,5 @@ class HttpMode:
 
 
 def _path(namespace: str, key: str | None = None) -> str:
-    base = f"/cfg/v1/{quote(namespace, safe='')}"
-    return base if key is None else f"{base}/{quote(key, safe='/')}"
+    base = f"/cfg/v1/{quote(thing_name(namespace, 'namespace'), safe='')}"
+    return base if key is None else f"{base}/{quote(check_key(key), safe='/')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk.client import Headgate
@@ -26,7 +26,7 @@ class ServiceDiscoveryClient:
         base_url: str | None = None,
         api_token: str | None = None,
         namespace: str = "default",
-        snapshot_dir: Path | None = None,
+        snapshot_dir: str | Path | None = None,
     ) -> None:
         http = mode == "http" if mode is not None else base_url is not None
         url = base_url if http else store_url
@@ -52,6 +52,14 @@ class ServiceDiscoveryClient:
     def registry(self) -> Registry:
         """The calls themselves."""
         return self._client.registry
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Say why a call of the registry is not there yet; `start` brings them."""
+            if not name.startswith("_") and hasattr(Registry, name):
+                raise RuntimeError("This client is not open: call start() first, or use it in 'async with'.")
+            raise AttributeError(name)
 
     async def start(self) -> None:
         """Open it."""

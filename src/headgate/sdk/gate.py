@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import quote
 
 import httpx2
 import msgspec
-import structlog
 
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send
-from headgate.sdk.http import GatewayUnavailable
+from headgate.kit.ids import sent_secret
+from headgate.kit.logs import get_logger
+from headgate.sdk.http import GatewayUnavailable, gateway_url
 
 TIMEOUT_SECONDS: Final = 3.0
 RETRY_SECONDS: Final = 5
 _OURS: Final = re.compile(r"/wait/[^/]+|/api/queue/(entry|status|stream|board)")
 _SECURE: Final = {"wss": "https", "ws": "http"}
-_HOP: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "date", "server"})
-_PASSED_ON: Final = ("cookie", "accept", "accept-language", "content-type", "x-place-token", "idempotency-key")
+_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer", b"date", b"server"}
+)
+_PASSED_ON: Final = (
+    b"cookie", b"accept", b"accept-language", b"content-type", b"x-place-token", b"idempotency-key",
+)  # fmt: skip
+_PRINTABLE: Final = "".join(map(chr, range(33, 127)))
 _AWAY: Final = (
     b'<!doctype html><html lang="en"><meta name="viewport" content="width=device-width"><title>One moment</title>'
     b"<h1>One moment, please</h1><p>This page cannot be shown right now. It tries again in a few seconds.</p>"
 )
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Gate:
@@ -37,8 +44,9 @@ class Gate:
         self, app: Asgi, gateway: str, *, token: str = "", namespace: str = "default", fail_open: bool = False
     ) -> None:
         self._app = app
-        self._gateway = gateway.rstrip("/")
-        self._token = {"X-API-Token": token} if token else {}
+        self._gateway = gateway_url(gateway).rstrip("/")
+        token = sent_secret(token, "The token")
+        self._token = {b"x-api-token": token.encode()} if token else {}
         self._namespace = namespace
         self._fail_open = fail_open
         self._client: httpx2.AsyncClient | None = None
@@ -86,7 +94,7 @@ class Gate:
     async def _verdict(self, scope: Scope) -> httpx2.Response | None:
         """Ask the gateway about a request; None if it is away."""
         headers = self._described(scope) | self._token
-        headers["X-Forwarded-Uri"] = _target(scope)
+        headers[b"x-forwarded-uri"] = _target(scope).encode()
         try:
             answer = await self._connected().get(
                 "/gate/forward", params={"namespace": self._namespace}, headers=headers
@@ -129,16 +137,16 @@ class Gate:
         finally:
             await answer.aclose()
 
-    def _described(self, scope: Scope) -> dict[str, str]:
+    def _described(self, scope: Scope) -> dict[bytes, bytes]:
         """Describe a request to the gateway; nothing that the visitor says of themselves is passed on but the cookie."""
-        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = dict(scope["headers"])
         headers = {name: given[name] for name in _PASSED_ON if name in given}
-        client, scheme = scope.get("client"), scope.get("scheme", "http")
+        client, scheme = scope.get("client"), str(scope.get("scheme", "http"))
         return {
             **headers,
-            "Host": given.get("host", "site"),
-            "X-Forwarded-For": client[0] if client else "",
-            "X-Forwarded-Proto": _SECURE.get(scheme, scheme),
+            b"host": given.get(b"host", b"site"),
+            b"x-forwarded-for": client[0].encode() if client else b"",
+            b"x-forwarded-proto": _SECURE.get(scheme, scheme).encode(),
         }
 
     def _connected(self) -> httpx2.AsyncClient:
@@ -150,9 +158,11 @@ class Gate:
 
 
 def _target(scope: Scope) -> str:
-    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    """Give what was asked for as an address that any header can carry: bytes that are no printable ASCII are encoded."""
+    raw = scope.get("raw_path")
+    path = quote(raw, safe=_PRINTABLE) if raw else quote(scope["path"], safe="/;=:@&+$,!~*'()")
     query: bytes = scope["query_string"]
-    return f"{path}?{query.decode('latin-1')}" if query else path
+    return f"{path}?{quote(query, safe=_PRINTABLE)}" if query else path
 
 
 def _with_cookie(send: Send, cookie: str | None) -> Send:
@@ -171,11 +181,7 @@ def _with_cookie(send: Send, cookie: str | None) -> Send:
 
 
 def _headers_of(answer: httpx2.Response) -> list[tuple[bytes, bytes]]:
-    return [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in answer.headers.multi_items()
-        if name.lower() not in _HOP
-    ]
+    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _HOP]
 
 
 async def _relay(answer: httpx2.Response, body: bytes, send: Send) -> None:

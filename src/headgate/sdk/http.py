@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -12,7 +12,9 @@ import httpx2
 import msgspec
 
 from headgate.kit import traces
-from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable, from_document
+from headgate.kit.fork import forks
+from headgate.kit.ids import sent_secret
+from headgate.kit.problems import Closed, Forked, HeadgateError, InvalidRequest, StoreUnavailable, from_document
 from headgate.sdk.answers import read_answer
 
 TIMEOUT_SECONDS: Final = 5.0
@@ -35,8 +37,13 @@ class Http:
     """A connection pool to one gateway, signed in with a token."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        self.url = url.rstrip("/")
+        self.url = gateway_url(url).rstrip("/")
+        token = sent_secret(token or "", "The token")
+        at = httpx2.URL(self.url)
+        # What messages say: a URL may have a password in it.
+        self._said = self.url if not at.userinfo else str(at.copy_with(username=None, password=None))
         self._closed = False
+        self._forks = forks.count
         self._calls: set[asyncio.Timeout] = set()
         self._client = httpx2.AsyncClient(
             base_url=self.url,
@@ -72,6 +79,8 @@ class Http:
     @contextmanager
     def _reached(self, trouble: str) -> Iterator[None]:
         """Say in our words what went wrong on the way."""
+        if self._forks != forks.count:
+            raise Forked
         if self._closed:
             raise Closed
         try:
@@ -83,6 +92,8 @@ class Http:
                 raise Closed from error
             if not isinstance(error, httpx2.RequestError):
                 raise
+            if isinstance(error, httpx2.LocalProtocolError) and "header" in str(error).lower():
+                raise NotText from None  # its text repeats the header, which may be a secret
             raise GatewayUnavailable(f"{trouble}: {_words(error)}.") from error
 
     async def request(
@@ -106,7 +117,7 @@ class Http:
             return read_answer(response.content, answer)
         except msgspec.DecodeError as error:
             raise GatewayUnavailable(
-                f"{self.url} answered {response.status_code}, but not as a gateway: {error}."
+                f"{self._said} answered {response.status_code}, but not as a gateway: {error}."
             ) from error
 
     async def send(
@@ -121,23 +132,29 @@ class Http:
     ) -> httpx2.Response:
         """Make one call and give the whole response, for callers who want its headers."""
         sent = dict(headers or {})
-        if (parent := traces.traceparent()) is not None:
-            sent["traceparent"] = parent
         if body is not None:
             sent["Content-Type"] = "application/json"
-        with self._reached(f"{self.url} cannot be reached"):
+        with self._reached(f"{self._said} cannot be reached"), self._span(method) as span:
             async with self._while_open():
                 response = await self._client.request(
                     method,
                     path,
                     params=_present(query),
                     content=msgspec.json.encode(body) if body is not None else None,
-                    headers=sent,
+                    headers=sent | traces.headers(),
                     timeout=httpx2.USE_CLIENT_DEFAULT if timeout_seconds is None else httpx2.Timeout(timeout_seconds),
                 )
+            span.answer(response.status_code)
         if response.status_code >= 400:
             raise problem_of(response.status_code, response.content)
         return response
+
+    def _span(self, method: str) -> AbstractContextManager[traces.Span]:
+        """Record a call, below the span of whoever makes it; the path is left out, since it may hold a ticket."""
+        if not traces.on():
+            return traces.span(method)
+        url = httpx2.URL(self.url)
+        return traces.call_span(method, url.host, url.port or (443 if url.scheme == "https" else 80), self._said)
 
     async def exchange(
         self,
@@ -145,15 +162,19 @@ class Http:
         path: str,
         *,
         content: bytes = b"",
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx2.Response:
         """Send bytes as they are and give whatever comes back, whatever its status; for requests that are relayed."""
         timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=timeout_seconds)
-        with self._reached(f"{self.url} cannot be reached"):
+        written = [
+            (name.encode("ascii"), value.encode("ascii") if isinstance(value, str) else value)
+            for name, value in (headers or {}).items()
+        ]
+        with self._reached(f"{self._said} cannot be reached"):
             async with self._while_open():
                 return await self._client.request(
-                    method, path, content=content or None, headers=dict(headers or {}), timeout=timeout
+                    method, path, content=content or None, headers=written, timeout=timeout
                 )
 
     @asynccontextmanager
@@ -162,7 +183,7 @@ class Http:
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Open a stream of Server-Sent Events; a connection that falls silent is given up."""
         timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=SILENT_SECONDS)
-        with self._reached(f"The stream from {self.url} broke"):
+        with self._reached(f"The stream from {self._said} broke"):
             stream = self._client.stream(
                 "GET", path, params=_present(query), headers=dict(headers or {}), timeout=timeout
             )
@@ -172,6 +193,21 @@ class Http:
                 if response.status_code >= 400:
                     raise problem_of(response.status_code, await response.aread())
                 yield aiter(httpx2.EventSource(response))
+
+
+def gateway_url(url: str) -> str:
+    """Refuse a URL that no gateway can have; it is not repeated, for it may hold a password."""
+    url = url.strip()
+    try:
+        parsed = httpx2.URL(url)
+        port = parsed.port
+    except (httpx2.InvalidURL, ValueError):
+        raise InvalidRequest("The gateway's URL cannot be read; it looks like http://host:8080.", field="url") from None
+    if parsed.scheme not in {"http", "https"} or not parsed.host or "%20" in parsed.host or " " in parsed.host:
+        raise InvalidRequest("The gateway's URL names no host; it looks like http://host:8080.", field="url")
+    if port is not None and not 0 < port < 65536:
+        raise InvalidRequest(f"The gateway's URL has the port {port}; ports are 1 to 65535.", field="url")
+    return url
 
 
 def problem_of(status: int, content: bytes) -> HeadgateError:

@@ -8,15 +8,15 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-import structlog
 
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send, cancelled
 from headgate.kit.ids import new_ulid
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.registry.model import Record
 from headgate.sdk.client import Headgate
 
-log = structlog.get_logger()
+log = get_logger()
 DRAIN_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 2.0
 

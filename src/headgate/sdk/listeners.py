@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
-import structlog
+from headgate.kit.logs import get_logger
 
 MOST: Final = 10_000
 
-log = structlog.get_logger()
+log = get_logger()
 C = TypeVar("C")
 Listener = Callable[[C], Awaitable[None] | None]
 

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import structlog
 
 from headgate.config.model import MASK, Value
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Forbidden, HeadgateError
 from headgate.sdk.listeners import Listener, Listening
 
-log = structlog.get_logger()
+log = get_logger()
 T = TypeVar("T")
 
 

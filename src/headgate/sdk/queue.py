@@ -11,17 +11,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from time import monotonic
 
-from headgate.kit.problems import Closed, InvalidRequest, RateLimited, StoreUnavailable
+from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk.http import Http
 from headgate.sdk.queue_modes import HttpLine, Line, StoreLine
 from headgate.sdk.seats import Offer
 from headgate.store import Store
-from headgate.waiting_room import Board, Entry, Redeemed, Servers, State, Status
+from headgate.waiting_room import Board, Entry, Redeemed, RenewedSession, Servers, State, Status
 from headgate.waiting_room.model import DEFAULT_QUEUE, Reason
 from headgate.waiting_room.signing import PublicKeys, Ticket
 
 _RETRY_SECONDS = 1.0
 _KEYS_SECONDS = 1.0
+_FRESH_SECONDS = 300.0
+_REFRESH_SECONDS = 30.0
 _IN_LINE = frozenset({State.WAITING, State.AWAY})
 
 
@@ -35,6 +37,7 @@ class Queue:
         self._asking = asyncio.Lock()
         self._asked = 0
         self._ask_after = 0.0
+        self._refresh_at = 0.0
 
     async def entry(
         self,
@@ -125,31 +128,57 @@ class Queue:
         """End a session; `dropped` keeps its seat for a while so that its owner may come back. May be repeated."""
         await self._line.end(queue, session_id, instance_id, Reason(reason))
 
+    async def renew(self, session_id: str, *, queue: str = DEFAULT_QUEUE) -> RenewedSession:
+        """Renew a session that has no server for another `sessionTtlSeconds`; raises SessionUnknown once it is over."""
+        return await self._line.renew(queue, session_id)
+
     async def servers(self, queue: str = DEFAULT_QUEUE) -> Servers:
         """Show who offers seats."""
         return await self._line.servers(queue)
 
     async def check_ticket(self, ticket: str, *, queue: str = DEFAULT_QUEUE, instance_id: str | None = None) -> Ticket:
-        """Check a signed ticket without asking anybody, except once for the public keys; raises TicketInvalid or TicketExpired.
+        """Check a signed ticket without asking anybody; raises TicketInvalid or TicketExpired.
 
-        A ticket that passes may have been used: only `redeem` knows.
+        Only the public keys and the store's time are asked for, at first and then every five minutes. A ticket that passes may
+        have been used: only `redeem` knows.
         """
         keys = await self._keys_for(ticket)
-        return keys.check_ticket(ticket, queue=queue, instance_id=instance_id, namespace=self._namespace)
+        return keys.check_ticket(
+            ticket, queue=queue, instance_id=instance_id, namespace=self._namespace, now=self._line.now()
+        )
 
     async def _keys_for(self, ticket: str) -> PublicKeys:
         """Give the public keys; made-up tickets that name unknown ones make us ask no more than once a second."""
         asked = self._asked
         if self._keys is not None and self._keys.knows(ticket):
-            return self._keys
+            return await self._refreshed(self._keys)
         async with self._asking:
             # Whoever asked after we came asked for us too.
             if self._keys is None or (self._asked == asked and not self._keys.knows(ticket)):
                 await asyncio.sleep(max(0.0, self._ask_after - monotonic()))
-                self._asked += 1
-                self._ask_after = monotonic() + _KEYS_SECONDS
-                self._keys = await self._line.public_keys()
+                self._keys = await self._ask_keys()
             return self._keys
+
+    async def _refreshed(self, keys: PublicKeys) -> PublicKeys:
+        """Ask again from time to time, since the store's clock may be set; while nobody answers, go by what is known."""
+        if monotonic() < self._refresh_at or self._asking.locked():
+            return keys
+        async with self._asking:
+            self._refresh_at = monotonic() + _REFRESH_SECONDS
+            try:
+                self._keys = keys = await self._ask_keys()
+            except Closed:
+                raise
+            except HeadgateError:
+                pass
+            return keys
+
+    async def _ask_keys(self) -> PublicKeys:
+        self._asked += 1
+        self._ask_after = monotonic() + _KEYS_SECONDS
+        keys = await self._line.public_keys()
+        self._refresh_at = monotonic() + _FRESH_SECONDS
+        return keys
 
 
 def queue_of(backend: Http | Store, namespace: str) -> Queue:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from math import isfinite
+from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -12,10 +14,10 @@ from headgate.kit.problems import Forbidden, InvalidRequest
 from headgate.sdk.answers import read_answer
 from headgate.sdk.http import GatewayUnavailable, Http
 from headgate.store import Store
-from headgate.waiting_room import Beat, Board, Entry, Redeemed, Servers, Status, WaitingRoom
+from headgate.waiting_room import Beat, Board, Entry, Redeemed, RenewedSession, Servers, Status, WaitingRoom
 from headgate.waiting_room.model import Reason
 from headgate.waiting_room.problems import TicketInvalid
-from headgate.waiting_room.signing import PublicKeys
+from headgate.waiting_room.signing import STORE_TIME, PublicKeys
 
 
 class Line(Protocol):
@@ -43,6 +45,8 @@ class Line(Protocol):
 
     async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None: ...
 
+    async def renew(self, queue: str, session_id: str) -> RenewedSession: ...
+
     async def heartbeat(
         self,
         queue: str,
@@ -61,11 +65,14 @@ class Line(Protocol):
 
     async def public_keys(self) -> PublicKeys: ...
 
+    def now(self) -> float | None: ...
+
 
 class StoreLine:
     """The waiting room beside the store: whoever holds the store's address is trusted."""
 
     def __init__(self, store: Store, namespace: str) -> None:
+        self._store = store
         self._room = WaitingRoom(store)
         self._namespace = namespace
 
@@ -107,6 +114,10 @@ class StoreLine:
     async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None:
         await self._room.end(self._namespace, queue, session_id, instance_id, reason)
 
+    async def renew(self, queue: str, session_id: str) -> RenewedSession:
+        user_id, seconds = await self._room.renew(self._namespace, queue, session_id)
+        return RenewedSession(session_id, queue, user_id, round(seconds * 1000))
+
     async def heartbeat(
         self,
         queue: str,
@@ -138,6 +149,9 @@ class StoreLine:
     async def public_keys(self) -> PublicKeys:
         return await self._room.public_keys()
 
+    def now(self) -> float | None:
+        return self._store.now()
+
 
 class HttpLine:
     """The waiting room through a gateway."""
@@ -145,6 +159,7 @@ class HttpLine:
     def __init__(self, http: Http, namespace: str) -> None:
         self._http = http
         self._namespace = namespace
+        self._told: tuple[float, float] | None = None  # the store's time, and our monotonic clock then
 
     async def entry(
         self,
@@ -220,6 +235,15 @@ class HttpLine:
             answer=type(None),
         )
 
+    async def renew(self, queue: str, session_id: str) -> RenewedSession:
+        return await self._http.request(
+            "POST",
+            f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/renew",
+            query={"namespace": self._namespace},
+            body={"queue": queue},
+            answer=RenewedSession,
+        )
+
     async def heartbeat(
         self,
         queue: str,
@@ -256,7 +280,18 @@ class HttpLine:
         return await self._http.request("GET", "/api/queue/servers", query=self._query(queue), answer=Servers)
 
     async def public_keys(self) -> PublicKeys:
-        return PublicKeys.read((await self._http.send("GET", "/.well-known/jwks.json")).content)
+        answer = await self._http.send("GET", "/.well-known/jwks.json", headers={"Cache-Control": "no-cache"})
+        told = _seconds(answer.headers.get(STORE_TIME))
+        if told is not None:  # what answers from a cache all the same says for how long it has been there
+            self._told = (told + (_seconds(answer.headers.get("Age")) or 0.0), monotonic())
+        return PublicKeys.read(answer.content)
+
+    def now(self) -> float | None:
+        """Give the store's time as the gateway last told it; None if it did not, as one of an older version."""
+        if self._told is None:
+            return None
+        told, then = self._told
+        return told + monotonic() - then
 
     def _query(self, queue: str, **more: str | bool) -> dict[str, str | bool]:
         return {"queue": queue, "namespace": self._namespace, **more}
@@ -266,6 +301,15 @@ def _token(place_token: str | None) -> dict[str, str]:
     if place_token and not (place_token.isascii() and place_token.isprintable()):
         raise Forbidden("This place token is not one of ours.")  # and it cannot even be sent
     return {"X-Place-Token": place_token} if place_token else {}
+
+
+def _seconds(value: str | None) -> float | None:
+    """Read a header that says seconds; None if it says none that could be."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return None
+    return seconds if isfinite(seconds) and seconds >= 0 else None
 
 
 def _ticket(ticket_id: str) -> str:

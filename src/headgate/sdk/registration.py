@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import msgspec
-import structlog
+from collections.abc import Callable
 
+import msgspec
+
+from headgate.kit.logs import get_logger
 from headgate.registry.model import Evicted, Record, UnknownInstance
 from headgate.sdk.registry import Registry
 from headgate.sdk.seats import Offer
 from headgate.waiting_room.model import LEASE_MS
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class SeatRegistration:
-    """Registers the server that offers seats, under the same id and with the same lease, from what the offer says."""
+    """Registers the server that offers seats, under the same id and with the same lease, from what the offer says.
 
-    def __init__(self, registry: Registry, record: Record) -> None:
+    `figures` gives metrics of its own that each heartbeat reports beside seats and sessions.
+    """
+
+    def __init__(
+        self, registry: Registry, record: Record, figures: Callable[[], dict[str, float]] | None = None
+    ) -> None:
         self._registry = registry
         self._record = record
+        self._figures = figures
         self._registered = False
 
     async def beat(self, offer: Offer) -> bool:
         """Renew the registration, or register again if nobody knows of it; False: an operator has evicted it."""
-        metrics = {"seats": offer.capacity, "sessions": len(offer.sessions)}
+        metrics = {
+            "seats": offer.capacity,
+            "sessions": len(offer.sessions),
+            **(self._figures() if self._figures else {}),
+        }
         healthy = not offer.draining.is_set()
         try:
             if self._registered:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
 import msgspec
-import structlog
 
 from headgate.kit.aside import ended
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
@@ -50,7 +50,7 @@ LONGEST_PAUSE: Final = 5.0
 DRAIN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 10.0
 
-log = structlog.get_logger()
+log = get_logger()
 
 __all__ = [
     "Change",
@@ -125,7 +125,7 @@ class Registry:
             given = msgspec.structs.replace(given, system_info={**system_info(), **given.system_info})
         if given.ttl_seconds is None:
             given = msgspec.structs.replace(given, ttl_seconds=self._ttl_seconds)
-        given = as_sent(given).checked()
+        given = as_sent(given).addressed().checked()
         return await self._beats.register(given, load_figures if collect_system else None)
 
     async def heartbeat(
@@ -371,8 +371,7 @@ class Registry:
                 except HeadgateError as error:
                     if not isinstance(error, StoreUnavailable) and error.status < 500:
                         log.warning("watch refused", type=type_, group=group, error=str(error))
-                        view.refused(error)
-                        pause = LONGEST_PAUSE
+                        pause = FIRST_PAUSE if view.refused(error) else LONGEST_PAUSE
                 except Exception as error:  # noqa: BLE001  # whatever a stream may bring, the watch goes on
                     log.warning("a watch failed", type=type_, group=group, error=repr(error))
                 view.stale = True
@@ -389,7 +388,7 @@ def registry_of(
     namespace: str,
     *,
     url: str,
-    snapshot_dir: Path | None = None,
+    snapshot_dir: str | Path | None = None,
     ttl_seconds: float = 30.0,
     heartbeat_interval_ms: int = 10_000,
 ) -> Registry:

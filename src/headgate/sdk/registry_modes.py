@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
-from urllib.parse import quote
 
 import msgspec
 
+from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, from_document
 from headgate.registry.api import (
     BatchAnswer,
@@ -37,7 +37,7 @@ from headgate.registry.model import (
     as_sent,
 )
 from headgate.registry.views import read_put, read_removal
-from headgate.registry.watch import Found, follow_type, read_cursor, write_cursor
+from headgate.registry.watch import Cursor, Found, follow_type, read_cursor
 from headgate.sdk.http import Event, Http
 from headgate.store.feed import Bookmark, Change, Compacted, Reset, Snapshot
 
@@ -68,9 +68,10 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """A position from which a watch can be resumed."""
+    """A position from which a watch can be resumed; `groups` are all there are, where the whole state ends here."""
 
     position: str
+    groups: frozenset[str] | None = None
 
 
 Happening = Listed | Put | Gone | Marked
@@ -162,44 +163,56 @@ class StoreMode:
         await self._registry.remove(self._namespace, *place, instance_id, reason="evicted", evict_seconds=for_seconds)
 
     async def services(self) -> list[ServiceSummary]:
-        return await self._registry.services(self._namespace)
+        return (await self._registry.services(self._namespace))[0]
 
     async def protect(self, place: Place, mode: str) -> None:
         await self._registry.protect(self._namespace, *place, mode)
 
     async def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
-        at = read_cursor(position) if position else {}
-        positions = at if position else None
-        lost: set[str] = set()
+        after = read_cursor(position) if position else None
         if group is None:
-            found = follow_type(self._registry, self._namespace, type, positions)
+            notices = follow_type(self._registry, self._namespace, type, after)
         else:
-            found = self._follow_one(type, group, at.get(group) if positions is not None else None)
-        async with aclosing(found):
-            async for name, notice in found:
-                match notice:
+            notices = self._follow_one(type, group, after)
+        lost: set[str] = set()
+        groups: set[str] | None = set() if position is None and group is None else None
+        async with aclosing(notices):
+            async for found in notices:
+                match found.notice:
                     case Snapshot():
-                        yield Listed(name, notice.items, notice.revision, name in lost)
-                        lost.discard(name)
+                        yield Listed(
+                            found.group,
+                            found.notice.items,
+                            found.notice.revision,
+                            not lost.isdisjoint({found.group, ""}),
+                        )
+                        lost.discard(found.group)
+                        if groups is not None:
+                            groups.add(found.group)
                     case Change(kind="put"):
-                        yield Put(read_put(notice), notice.revision)
+                        yield Put(read_put(found.notice), found.notice.revision)
                     case Change():
-                        yield Gone(name, notice.member, read_removal(notice)[0], notice.revision)
-                    case Reset():
-                        lost.add(name)
-                        continue
-                    case Compacted():
-                        continue
+                        yield Gone(
+                            found.group, found.notice.member, read_removal(found.notice)[0], found.notice.revision
+                        )
+                    case Reset() | Compacted():
+                        if isinstance(found.notice, Reset):
+                            lost.add(found.group)
+                        if not found.group:
+                            groups = set()
                     case Bookmark():
                         pass
-                at[name] = notice.revision
-                yield Marked(write_cursor(at))
+                if found.cursor is not None:
+                    whole, groups = groups, None
+                    lost.discard("")
+                    yield Marked(str(found.cursor), None if whole is None else frozenset(whole))
 
-    async def _follow_one(self, type_: str, group: str, after: int | None) -> AsyncGenerator[Found, None]:
+    async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[Found, None]:
         thing = self._registry.service(self._namespace, type_, group)
-        async with aclosing(self._registry.feed.watch(thing, after)) as notices:
+        async with aclosing(self._registry.feed.watch(thing, after.journal if after else None)) as notices:
             async for notice in notices:
-                yield group, notice
+                gone = isinstance(notice, Compacted | Reset)
+                yield Found(group, notice, None if gone else Cursor(notice.revision))
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -236,7 +249,7 @@ class HttpMode:
     async def heartbeat(self, place: Place | None, beat: Beat) -> int:
         type_, group = place or (None, None)
         body = Heartbeat(type_, group, beat.metrics, None, beat.metadata, beat.healthy, beat.registration)
-        path = f"/sd/v1/instances/{quote(beat.instance_id, safe='')}/heartbeat"
+        path = f"/sd/v1/instances/{member_id(beat.instance_id, 'instanceId')}/heartbeat"
         answer = await self._http.request("POST", path, query=self._query(), body=body, answer=Renewed)
         return answer.registration
 
@@ -282,7 +295,8 @@ class HttpMode:
         await self._http.request("PATCH", "/sd/v1/services", query=query, body={"protection": mode}, answer=type(None))
 
     async def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
-        # Puts are gathered into a list for as long as a group's state is being told; the bookmark ends that.
+        # Puts are gathered into a list for as long as a group's state is being told; its bookmark ends that. A bookmark
+        # of no group ends the state of all groups.
         listing: dict[str, list[Instance]] = {}
         telling_all = position is None
         told: set[str] = set()
@@ -290,6 +304,7 @@ class HttpMode:
         query = self._query(type=type, group=group, revision=position)
         async with self._http.events("/sd/v1/watch", query=query) as events:
             async for event in events:
+                groups: frozenset[str] | None = None
                 if event.event == "problem":
                     raise _problem(event)
                 if event.event == "put":
@@ -301,27 +316,32 @@ class HttpMode:
                     yield Put(put.instance, put.revision)
                 elif event.event == "removed":
                     gone = msgspec.json.decode(event.data, type=_GoneData)
-                    if gone.group in listing:
-                        listing[gone.group] = [
-                            each for each in listing[gone.group] if each.instance_id != gone.instance_id
-                        ]
-                        continue
                     yield Gone(gone.group, gone.instance_id, gone.reason, gone.revision)
                 elif event.event in ("compacted", "reset"):
                     mark = msgspec.json.decode(event.data, type=_Mark)
                     name = mark.group or group or ""
-                    listing[name] = []
+                    if name:
+                        listing[name] = []
+                    else:
+                        listing, told, telling_all = {}, set(), True
                     if event.event == "reset":
                         lost.add(name)
                     continue
                 elif event.event == "bookmark":
                     mark = msgspec.json.decode(event.data, type=_Mark)
                     name = mark.group or group or ""
-                    if name in listing or (telling_all and name not in told):
-                        yield Listed(name, listing.pop(name, []), mark.revision, name in lost)
+                    if name in listing or (telling_all and name and name not in told):
+                        yield Listed(name, listing.pop(name, []), mark.revision, not lost.isdisjoint({name, ""}))
                         lost.discard(name)
-                    told.add(name)
-                yield Marked(event.id)
+                        told.add(name)
+                    if mark.group and group is None:
+                        continue  # a watch of all groups is resumed from elsewhere
+                    if telling_all and group is None:
+                        groups = frozenset(told)
+                    telling_all = False
+                    lost.discard("")
+                if event.id:
+                    yield Marked(event.id, groups)
 
     def _query(
         self, **values: str | float | bool | list[str] | None
@@ -330,7 +350,7 @@ class HttpMode:
 
 
 def _one(instance_id: str) -> str:
-    return f"/sd/v1/instances/{quote(instance_id, safe='')}"
+    return f"/sd/v1/instances/{member_id(instance_id, 'instanceId')}"
 
 
 def _problem(event: Event) -> HeadgateError:

@@ -16,13 +16,22 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
-from headgate.kit.ids import member_id
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
 from headgate.relay.forward import Request
-from headgate.relay.headers import Headers, pause_of, target_of, written_headers
+from headgate.relay.headers import Headers, pause_of, refuse_dots, target_of, written_headers
 from headgate.relay.incoming import Kept
-from headgate.relay.model import JobState, JobView, Order, Outcome, Upstream, UpstreamStatus, UpstreamView
+from headgate.relay.model import (
+    JobState,
+    JobView,
+    Order,
+    Outcome,
+    Upstream,
+    UpstreamStatus,
+    UpstreamView,
+    upstream_name,
+    user_id,
+)
 from headgate.relay.permits import Permit
 from headgate.relay.problems import PermitExpired, UserMissing
 from headgate.relay.relay import Relay as Feature
@@ -190,13 +199,13 @@ class StoreRelay(Relay):
         self, method: str, upstream: str, path: str, *, user: str, query: str = "", content: bytes = b"",
         headers: Mapping[str, str] | None = None, deadline: float | None = None, permits: int = 1,
     ) -> RelayResponse:  # fmt: skip
-        view = await self._feature.upstreams.get(upstream)
+        started = asyncio.get_running_loop().time()
+        view = await self._feature.upstreams.get(upstream, deadline=None if deadline is None else started + deadline)
         target = target_of(view.policy, _bytes(_path(path)), _bytes(query))
-        user = member_id(user, "user")
+        user = user_id(user, "user")
         named = _named(method, headers, view.policy, user)
         request = Request(method, target, named, Kept(content), user, permits)
-        seconds = view.policy.deadline_seconds if deadline is None else deadline
-        limit = asyncio.get_running_loop().time() + seconds
+        limit = started + (view.policy.deadline_seconds if deadline is None else deadline)
         async with self._feature.forwarder.forward(view, request, deadline=limit) as answer:
             body = b"".join([chunk async for chunk in answer.chunks])
             plain = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
@@ -210,11 +219,12 @@ class StoreRelay(Relay):
         target_of(view.policy, _bytes(_path(path)), _bytes(query))
         if len(content) > self._feature.settings.job_bytes:
             raise TooLarge(f"The body of a job may have {self._feature.settings.job_bytes} bytes.")
-        seconds = view.policy.deadline_seconds if deadline is None else deadline
-        user = member_id(user, "user")
+        longest = self._feature.settings.job_ms
+        wait_ms = longest if deadline is None else min(longest, max(1, round(deadline * 1000)))
+        user = user_id(user, "user")
         named = _named(method, headers, view.policy, user)
         kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in named]
-        order = Order(method, _path(path), query, kept, content, user, permits, round(seconds * 1000))
+        order = Order(method, _path(path), query, kept, content, user, permits, wait_ms)
         return await self._feature.jobs.submit(upstream, order)
 
     async def job(self, id: str) -> JobView:
@@ -239,13 +249,14 @@ class StoreRelay(Relay):
         return await self._feature.upstreams.status(name)
 
     async def _acquire(self, upstream: str, user: str, permits: int, wait: float | None) -> tuple[HeldPermit, float]:
-        view = await self._feature.upstreams.get(upstream)
         loop = asyncio.get_running_loop()
-        limit = loop.time() + (view.policy.deadline_seconds if wait is None else wait)
+        started = loop.time()
+        view = await self._feature.upstreams.get(upstream, deadline=None if wait is None else started + wait)
+        limit = started + (view.policy.deadline_seconds if wait is None else wait)
         position, waited, place = -1, 0.0, 0
         while True:
             permit = await self._feature.permits.acquire(
-                upstream, view.policy, member_id(user, "user"), deadline=limit, units=permits, place=place
+                upstream, view.policy, user_id(user, "user"), deadline=limit, units=permits, place=place
             )
             position = permit.position if position < 0 else position
             waited, place = waited + permit.waited, permit.place
@@ -321,18 +332,19 @@ class HttpRelay(Relay):
     ) -> httpx2.Response:  # fmt: skip
         """Send it; the header that names the user is the upstream's own, which a refusal tells before anything is sent."""
         written_headers(method, headers or {})
-        user = member_id(user, "user")
+        refuse_dots(_bytes(_path(path)))  # the HTTP client would resolve them, and ask another route of the gateway
+        user = user_id(user, "user")
         sent = {**(headers or {}), "X-Permits": str(permits)}
         if deadline is not None:
             sent["X-Deadline-Ms"] = str(max(1, round(deadline * 1000)))
-        address = f"/relay/{quote(upstream, safe='')}{_path(path)}{'?' + query if query else ''}"
+        address = f"/relay/{quote(upstream_name(upstream), safe='')}{_path(path)}{'?' + query if query else ''}"
         seconds = None if deadline is None else deadline + SPARE_SECONDS
         while True:
             named = self._user_headers.get(upstream, USER_HEADER)
             others = {name: value for name, value in sent.items() if name.lower() != named.lower()}
             try:
                 response = await self._http.exchange(
-                    method, address, content=content, headers={**others, named: user}, timeout_seconds=seconds
+                    method, address, content=content, headers={**others, named: user.encode()}, timeout_seconds=seconds
                 )
             except UnicodeEncodeError as trouble:
                 raise NotText from trouble
@@ -350,7 +362,7 @@ class HttpRelay(Relay):
         answer = await self._http.request(
             "POST",
             "/relay/permits",
-            body=PermitRequest(upstream=upstream, user=user, permits=permits, wait_seconds=wait),
+            body=PermitRequest(upstream=upstream, user=user_id(user), permits=permits, wait_seconds=wait),
             answer=PermitAnswer,
             timeout_seconds=(LONGEST_WAIT if wait is None else wait) + SPARE_SECONDS,
         )
@@ -380,7 +392,7 @@ class PermitTransport(httpx2.AsyncBaseTransport):
         async with self._relay.permit(self._upstream, self._user) as held:
             try:
                 response = await self._inner.handle_async_request(request)
-            except httpx2.ConnectError:
+            except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol):
                 held.unsent()
                 raise
             if response.status_code == 429:
@@ -417,4 +429,4 @@ def _path(path: str) -> str:
 
 
 def _upstream(name: str) -> str:
-    return f"/api/admin/upstreams/{quote(name, safe='')}"
+    return f"/api/admin/upstreams/{quote(upstream_name(name), safe='')}"

@@ -1,7 +1,8 @@
 """A server's side of the waiting room: seats on offer, kept alive by heartbeats, with a report of who is inside.
 
 The store trusts a report only as far as its `asOf`. A redeem whose answer is still on its way must not be reported as
-absent, so while redeems are under way, `asOf` stays at what was known when the oldest of them began.
+absent, so while redeems are under way, `asOf` stays at what was known when the oldest of them began. A redeem whose answer was
+lost is undone by the next report, and its owner has the ticket back; so an end that could not be told is told before that report.
 
 A server that is registered too has one heartbeat for both: its registration is renewed by the beat that renews its seats, after
 them, so that nobody is registered who has no seats.
@@ -15,11 +16,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-import structlog
-
 from headgate.kit.aside import Aside, ended
 from headgate.kit.http import cancelled
 from headgate.kit.ids import new_ulid
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 REPORT_EVERY = 10
 RETRY_SECONDS = 0.5
 LEAVE_SECONDS = 1.0
+ENDS_AT_ONCE = 100
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class Registration(Protocol):
@@ -71,6 +72,7 @@ class Offer:
         self._under_way: dict[object, int] = {}
         self._redeems = 0
         self._report_in = 0
+        self._untold: dict[str, Reason] = {}
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._aside = Aside()
@@ -153,13 +155,24 @@ class Offer:
             del self._under_way[call]
 
     async def end(self, session_id: str, reason: Reason | str = Reason.LEFT) -> None:
-        """End a session of this server; if the store is away, the next report ends it."""
+        """End a session of this server; if the store is away, it is told with the next heartbeat."""
         self.sessions.discard(session_id)
         try:
             await self._line.end(self.queue, session_id, self.instance_id, Reason(reason))
-        except HeadgateError:
+        except StoreUnavailable:
+            self._untold[session_id] = Reason(reason)
             self._report_in = 0
             raise
+
+    async def _tell_ends(self) -> None:
+        """Tell the ends that could not be told; to a report alone, a session that just began never did."""
+
+        async def tell(session_id: str, reason: Reason) -> None:
+            await self._line.end(self.queue, session_id, self.instance_id, reason)
+            self._untold.pop(session_id, None)
+
+        while some := tuple(self._untold.items())[:ENDS_AT_ONCE]:
+            await asyncio.gather(*(tell(session_id, reason) for session_id, reason in some))
 
     async def drain(self) -> None:
         """Take nobody new: tickets already given are honoured and sessions stay."""
@@ -180,6 +193,7 @@ class Offer:
 
     async def _beat_seats(self) -> None:
         """Renew the lease; every so often, and whenever the store asks, say who is inside."""
+        await self._tell_ends()
         reporting = self._report_in <= 0
         as_of = min(self._under_way.values(), default=self._latest)
         at_rest, redeems = not self._under_way, self._redeems
@@ -198,6 +212,7 @@ class Offer:
         if at_rest and redeems == self._redeems and beat.seq > self._latest:
             # Somebody was let in whose answer never reached us, and nothing is on its way any more.
             self._latest, self._report_in = beat.seq, 0
+            self._due.set()
         if not self.sessions.issuperset(inside or ()):
             # Who left meanwhile may have been reported after their end; say soon that they are gone.
             self._report_in = 0

@@ -13,12 +13,13 @@ from typing import Final, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
-import structlog
+
+from headgate.kit.logs import get_logger
 
 UNFINISHED: Final = ".new-"
 LEFT_SECONDS: Final = 3600.0
 
-log = structlog.get_logger()
+log = get_logger()
 T = TypeVar("T")
 
 
@@ -72,6 +73,11 @@ class Snapshots(Generic[T]):
             log.warning("snapshot ignored", name=name, error=str(error))
             return None
 
+    def forget(self, name: str) -> None:
+        """Take away what was kept under a name. This blocks."""
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
+
     def _tidy(self) -> None:
         """Once a life, take away what processes that were killed in the middle of a write have left behind."""
         if not self._tidied:
@@ -88,10 +94,10 @@ class Snapshots(Generic[T]):
         return self._directory / f"{file}.json"
 
 
-def directory_for(base: Path | None, *place: str) -> Path:
+def directory_for(base: str | Path | None, *place: str) -> Path:
     """Give a directory of its own for each place (a URL, a namespace), so that two stores never mix."""
     digest = hashlib.blake2b("\n".join(place).encode(), digest_size=8).hexdigest()
-    return (base or cache_directory()) / digest
+    return (Path(base) if base else cache_directory()) / digest
 
 
 def _checksum(body: bytes) -> bytes:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from headgate.kit.problems import Closed
 from headgate.locks import Election, Held, Leader, Lock, LockState
+from headgate.sdk.loop_thread import LoopThread
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Run(Protocol):
-    """Runs a coroutine in the façade's event loop and gives its result."""
-
-    def __call__(self, work: Coroutine[Any, Any, R], /) -> R: ...
-
-
 class SyncHeld:
-    """A lock that this thread holds. A thread cannot be cancelled: look at `lost`, or at `fence`, which raises LockLost."""
+    """A lock that this thread holds. A thread cannot be cancelled: look at `lost`, or at `fence`, which raises LockLost.
 
-    def __init__(self, run: Run, held: Held) -> None:
-        self._run = run
+    A forked child does not hold what its parent holds: there it counts as lost, and leaving the block gives nothing back.
+    """
+
+    def __init__(self, thread: LoopThread, held: Held) -> None:
+        self._thread = thread
         self._held = held
 
     @property
@@ -42,7 +40,7 @@ class SyncHeld:
     @property
     def lost(self) -> bool:
         """Tell whether the lock was lost."""
-        return self._held.lost.is_set()
+        return self._thread.inherited or self._held.lost.is_set()
 
     @property
     def fence(self) -> int:
@@ -62,11 +60,11 @@ class SyncHeld:
         async def look() -> None:
             self._held.check()
 
-        self._run(look())
+        self._thread.run(look())
 
     def release(self) -> None:
         """Give the lock back; raises NotHolder if it was not ours any more."""
-        self._run(self._held.release())
+        self._thread.run(self._held.release())
 
     def __enter__(self) -> SyncHeld:
         return self
@@ -74,38 +72,60 @@ class SyncHeld:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run(self._held.__aexit__(kind, error, trace))
+        if not self._thread.inherited:
+            self._thread.run(self._held.__aexit__(kind, error, trace))
 
 
 class SyncLock:
-    """A recipe for a lock: `with lock as held:`, or a decorator; any number of threads may use it at once."""
+    """A recipe for a lock: `with lock as held:`, or a decorator; any number of threads may use it at once.
 
-    def __init__(self, run: Run, lock: Lock) -> None:
-        self._run = run
-        self._lock = lock
+    It is described anew for each use, because a forked child has a client of its own.
+    """
+
+    def __init__(self, opened: Callable[[], LoopThread], describe: Callable[[], Lock]) -> None:
+        self._opened = opened
+        self._describe = describe
         self._entered = threading.local()
 
     def acquire(self) -> SyncHeld:
         """Take the lock; the caller gives it back."""
-        return SyncHeld(self._run, self._run(self._lock.acquire(threading.current_thread())))
+        taker = threading.current_thread()
+
+        async def acquire() -> Held:
+            return await self._describe().acquire(taker)
+
+        thread = self._opened()
+        return SyncHeld(thread, thread.run(acquire()))
 
     def try_lock(self) -> SyncHeld | None:
         """Take the lock if it is free now and nobody stands in line, else give None."""
-        held = self._run(self._lock.try_lock(threading.current_thread()))
-        return None if held is None else SyncHeld(self._run, held)
+        taker = threading.current_thread()
+
+        async def try_lock() -> Held | None:
+            return await self._describe().try_lock(taker)
+
+        thread = self._opened()
+        held = thread.run(try_lock())
+        return None if held is None else SyncHeld(thread, held)
 
     def show(self) -> LockState:
         """Tell how this lock stands."""
-        return self._run(self._lock.show())
+
+        async def show() -> LockState:
+            return await self._describe().show()
+
+        return self._opened().run(show())
 
     def __enter__(self) -> SyncHeld:
-        held = self._entered.held = self.acquire()
+        held = self.acquire()
+        # Whoever lost it may take it again inside the block that it was lost in.
+        self._entered.__dict__.setdefault("held", []).append(held)
         return held
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held: SyncHeld = self._entered.held
+        held: SyncHeld = self._entered.held.pop()
         held.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -122,28 +142,37 @@ class SyncLock:
 class SyncElection:
     """One office, for threads."""
 
-    def __init__(self, run: Run, election: Election) -> None:
-        self._run = run
-        self._election = election
+    def __init__(self, opened: Callable[[], LoopThread], describe: Callable[[], Election]) -> None:
+        self._opened = opened
+        self._describe = describe
 
     def campaign(self, candidate: str | None = None, *, wait: float | None = None) -> SyncLock:
         """Stand for election: `with election.campaign() as term:` is entered once elected."""
-        return SyncLock(self._run, self._election.campaign(candidate, wait=wait))
+        return SyncLock(self._opened, lambda: self._describe().campaign(candidate, wait=wait))
 
     def leader(self) -> Leader | None:
         """Tell who leads now."""
-        return self._run(self._election.leader())
+
+        async def leader() -> Leader | None:
+            return await self._describe().leader()
+
+        return self._opened().run(leader())
 
     def observe(self) -> Iterator[Leader | None]:
         """Give the leader now and after each change; None while nobody leads."""
-        leaders = self._election.observe()
+        thread = self._opened()
+
+        async def begin() -> AsyncGenerator[Leader | None, None]:
+            return self._describe().observe()
+
+        leaders = thread.run(begin())
 
         async def following() -> Leader | None:
             return await anext(leaders)
 
         try:
             while True:
-                yield self._run(following())
+                yield thread.run(following())
         finally:
             with suppress(Closed):
-                self._run(leaders.aclose())
+                thread.run(leaders.aclose())

@@ -115,18 +115,24 @@ class View:
                 self._remove((happening.group, happening.instance_id), happening.revision, happening.reason)
                 self._advance(happening.group, happening.revision)
             case Marked():
+                if happening.groups is not None:
+                    # A group that has instances is always told, unless the list of groups itself was lost.
+                    for name in {name for name, _ in self._instances} - happening.groups:
+                        self._replace([], name, self.revision, lost=True)
                 self.position = happening.position
                 self.known, self.stale, self.refusal = True, False, None
                 self.heard.set()
                 return
         self._dirty.set()
 
-    def refused(self, error: HeadgateError) -> None:
-        """Take it that the watch may not be had; if it was to go on from a position, that may be why, and it starts anew."""
-        if self.position is None:
-            self.refusal = error
-            self.heard.set()
-        self.position = None
+    def refused(self, error: HeadgateError) -> bool:
+        """Take it that the watch may not be had; True if that may be due to its position, and the state is listed anew."""
+        if self.position is not None:
+            self.position = None
+            return True
+        self.refusal = error
+        self.heard.set()
+        return False
 
     async def first(self, seconds: float) -> None:
         """Wait until something is known; raises what stands against it."""
