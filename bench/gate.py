@@ -27,7 +27,7 @@ from tests.topology import HOST, Standalone, free_port, wait_until
 
 OURS: Final = "headgate"
 FASTIFY: Final = "fastify + ioredis"
-TOKEN: Final = "only for the benchmark"
+TOKEN: Final = "only for the benchmark that runs here"
 VISITORS: Final = 500
 SECRET: Final = secrets.token_hex(32)
 # Counted as always, never reached: all the load comes from one address.

@@ -20,7 +20,7 @@ from bench.harness import Contestant, Server, cpu_seconds, progress
 from tests.topology import HOST, Standalone
 
 OURS: Final = "headgate"
-TOKEN: Final = "only for the benchmark"
+TOKEN: Final = "only for the benchmark that runs here"
 JSON: Final = {"Content-Type": "application/json"}
 WATCHERS: Final = (1, 100, 1000)
 CHANGES: Final = 40

@@ -28,7 +28,7 @@ from headgate.waiting_room.policy import Seats
 from tests.topology import Standalone
 
 OURS: Final = "headgate"
-TOKEN: Final = "only for the benchmark"
+TOKEN: Final = "only for the benchmark that runs here"
 LINE: Final = 100_000
 ASKED: Final = 5_000
 STEPS: Final = 30

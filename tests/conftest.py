@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -14,8 +15,18 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headgate.kit import logs
 from headgate.store import Store, StoreSettings, acl, open_store
-from tests.kinds import EVERY, LEAST_RIGHTS, chosen_kind, leave_out_other_kinds, new_store
+from tests.announcement import Announcement
+from tests.kinds import (
+    EVERY,
+    LEAST_RIGHTS,
+    chosen_kind,
+    leave_out_long_tests,
+    leave_out_other_kinds,
+    new_store,
+    thorough_run,
+)
 from tests.kinds import pytest_generate_tests as pytest_generate_tests
 from tests.processes import PATIENT, Gateway, GatewayProcess
 from tests.side_by_side import arrange, workers
@@ -31,9 +42,11 @@ settings.load_profile("tests")
 OWN_COMMANDS = acl.called((Path(__file__).parent / "store" / "lua").glob("*.lua")) | {
     "exists",
     "hkeys",
+    "keys",
     "hgetall",
     "lrange",
     "pttl",
+    "scan",
 }
 
 
@@ -47,6 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="standalone",
         help="the store that tests run on; every: each kind that matters to a test, and least rights",
     )
+
+    parser.addoption("--minutes", type=float, default=0.5, help="how long each run of the robustness suite lasts")
+    parser.addoption("--seed", type=int, default=1, help="draw the faults of the robustness suite from this number")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,8 +79,10 @@ def pytest_configure(config: pytest.Config) -> None:
         for_the_run = ExitStack()
         for_the_run.enter_context(watched_machine())
         config.add_cleanup(for_the_run.close)
-    config.addinivalue_line("markers", "topology(kind, ...): makes sense on these kinds of store only")
+        config.pluginmanager.register(Announcement(config), "announcement")
+    config.addinivalue_line("markers", "topology(kind, ..., least_rights=True): runs on these kinds of store only")
     config.addinivalue_line("markers", "alone: measures how fast or how many; nothing else runs meanwhile")
+    config.addinivalue_line("markers", "release: takes long; runs with --topology every, by -m release, or by its name")
     config.addinivalue_line("markers", "quiet: measures, but mostly waits; only others of its kind run meanwhile")
 
 
@@ -74,6 +92,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     leave_out_other_kinds(config, items)
+    leave_out_long_tests(config, items)
     if hasattr(config, "workerinput"):
         arrange(items)
 
@@ -81,6 +100,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logging_restored() -> Iterator[None]:
+    """Logging is set up once per process; a command that a test runs here must not set it up for the tests after it."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logs.set_level(logs.Level.INFO)
+    logs.as_library()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -115,6 +145,13 @@ def fresh_server(kind_of_store: str) -> Iterator[Callable[..., Topology]]:
             return started.enter_context(topology or new_store(kind_of_store))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def examples(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """Give the number of random examples to try, from that of a release: a quick run tries a quarter of them."""
+    share = 1 if thorough_run(request.config) else 4
+    return lambda release: max(1, release // share)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 Every test runs once. A test of the store runs again on each other kind, and once more as a user who has only the rights
 that `doctor --acl` prints; a test that asks for no store is the same everywhere and is not repeated. Elsewhere a test is
-repeated on the kinds that its mark names.
+repeated on the kinds that its mark names. A long test that asks for no right of its own says `least_rights=False` there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,22 @@ def leave_out_other_kinds(config: pytest.Config, items: list[pytest.Item]) -> No
         items[:] = [item for item in items if item not in others]
 
 
+def thorough_run(config: pytest.Config) -> bool:
+    """Tell whether this run may take long: every kind of store is tried, or a file or the mark `release` is asked for."""
+    asked = any("::" in argument or argument.endswith(".py") for argument in config.args)
+    return asked or config.getoption("--topology") == EVERY or "release" in (config.option.markexpr or "")
+
+
+def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked `release`, unless this run may take long."""
+    if thorough_run(config):
+        return
+    long = {item for item in items if item.get_closest_marker("release")}
+    if long:
+        config.hook.pytest_deselected(items=list(long))
+        items[:] = [item for item in items if item not in long]
+
+
 def chosen_kind(config: pytest.Config) -> str:
     """Say which kind a test runs on that was not made for one."""
     chosen = str(config.getoption("--topology"))
@@ -63,7 +79,9 @@ def _kinds(test: pytest.Item) -> list[str]:
     of_the_store = Path(test.path).parent.name in _FOLDERS
     kinds = _named(test, list(KINDS) if of_the_store else ["standalone"])
     if of_the_store and "standalone" in kinds and "store_url" in getattr(test, "fixturenames", ()):
-        kinds.append(LEAST_RIGHTS)
+        mark = test.get_closest_marker("topology")
+        if mark is None or mark.kwargs.get("least_rights", True):
+            kinds.append(LEAST_RIGHTS)
     return kinds
 
 

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 from urllib.request import urlopen
 
 import httpx2
 
+from headgate.relay.upstreams import Upstreams
+from headgate.store import StoreSettings, open_store
 from tests.topology import HOST, free_port, reaper, wait_until
 
 # For a gateway whose store is never away: as patient as the tests' own stores with a machine that is busy with others.
 PATIENT = {"HEADGATE_STORE_DEADLINE_MS": "10000"}
 
 
+def note_new_store(url: str, prefix: str) -> None:
+    """Note that nothing was ever lost under this prefix, as `up` does for a store that it has made; once is enough."""
+
+    async def note() -> None:
+        async with open_store(StoreSettings(url=url, prefix=prefix)) as store:
+            await Upstreams(store).note_new_store()
+
+    with ThreadPoolExecutor(1) as aside:  # a loop may run in this thread
+        aside.submit(asyncio.run, note()).result()
+
+
 class GatewayProcess:
     """`headgate serve gateway` on free ports, with a random admin token and a key prefix of its own."""
 
     def __init__(self, store_url: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._store_url = store_url
         self.port, self.ops_port = free_port(), free_port()
         self.token = secrets.token_urlsafe(24)
         self.prefix = f"t{secrets.token_hex(4)}"
@@ -29,6 +45,7 @@ class GatewayProcess:
         self._command = [sys.executable, "-m", "headgate", "serve", "gateway", "--store", store_url]
         self._command += ["--port", str(self.port), "--ops-port", str(self.ops_port), *arguments]
         self._environment = {"HEADGATE_ADMIN_TOKEN": self.token, "HEADGATE_STORE_PREFIX": self.prefix}
+        self._environment["HEADGATE_GATEWAY_QUIET_SECONDS"] = "0"  # nobody is sent elsewhere when a test is over
         self._environment |= environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,9 +73,14 @@ class GatewayProcess:
         wait_until(self._ready, 60, "the gateway is ready")
 
     def stop(self, seconds: float = 15) -> int:
-        """Ask it to stop as systemd would, and give its exit code; whoever does not stop in time is killed."""
+        """Ask it to stop as systemd would, and give its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
+        return self.stopped(seconds)
+
+    def stopped(self, seconds: float = 15) -> int:
+        """Wait for its end and give its exit code; whoever does not end in time is killed."""
+        assert self._process is not None
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -67,6 +89,7 @@ class GatewayProcess:
             raise
 
     def __enter__(self) -> Self:
+        note_new_store(self._store_url, self.prefix)
         self.start()
         return self
 

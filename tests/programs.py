@@ -1,15 +1,17 @@
-"""Programs of the system that some tests drive: found, or said to be missing in one line."""
+"""Programs that some tests drive, of the system or of `.venv`: found, or said to be missing in one line."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable
 from glob import glob
 
 import pytest
 
-_PACKAGES = {"etcd": "etcd-server", "luacheck": "lua-check"}
+_PACKAGES = {"etcd": "etcd-server", "luacheck": "lua-check", "promtool": "prometheus"}
+_OURS = frozenset({"envoy", "traefik"})
 _ELSEWHERE = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 
 
@@ -18,7 +20,8 @@ def need(program: str) -> str:
     found = _find(program)
     if found:
         return found
-    reason = f"{program} is not installed (Debian: apt install {_PACKAGES.get(program, program)})"
+    package = f"Debian: apt install {_PACKAGES.get(program, program)}"
+    reason = f"{program} is not installed ({'on Linux, ./dev installs it' if program in _OURS else package})"
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -27,6 +30,8 @@ def need(program: str) -> str:
 def _find(program: str) -> str | None:
     if program == "libfaketime":
         return next(iter(_faketime_libraries()), None)
+    if program in _OURS:
+        return shutil.which(program, path=os.path.dirname(sys.executable))
     path = os.pathsep.join((os.environ.get("PATH", ""), *_ELSEWHERE))
     return shutil.which(program, path=path)
 

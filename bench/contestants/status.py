@@ -82,7 +82,9 @@ async def application() -> AsyncIterator[Gateway]:
 def _settings() -> GatewaySettings:
     # The limits are counted as always and never reached: all the load comes from one address.
     limits = {"status": Limit(ENOUGH, ENOUGH, ENOUGH, ENOUGH)}
-    return GatewaySettings(port=int(os.environ["PORT"]), admin_token="only for the benchmark", limits=limits)
+    return GatewaySettings(
+        port=int(os.environ["PORT"]), admin_token="only for the benchmark that runs here", limits=limits
+    )
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ async def test_the_levers_do_what_they_say(page: Page, place: Place, queue: str)
 async def test_two_admins_cannot_overwrite_each_other_unseen(page: Page, place: Place, queue: str) -> None:
     await make(place, queue)
     await open_queue(page, place, queue)
-    await page.get_by_label("At most a tick").fill("50")
+    await page.get_by_label("Most people called in a tick").fill("50")
     async with place.admin() as admin:
         await admin.put(f"/api/admin/queues/{queue}", json={"batch": 60})
     await page.get_by_role("button", name="Save policy").click()
@@ -135,7 +135,7 @@ async def test_another_admins_change_appears_by_itself(page: Page, place: Place,
     await open_queue(page, place, queue)
     async with place.admin() as admin:
         await admin.put(f"/api/admin/queues/{queue}", json={"batch": 61})
-    await expect(page.get_by_label("At most a tick")).to_have_value("61", timeout=10_000)
+    await expect(page.get_by_label("Most people called in a tick")).to_have_value("61", timeout=10_000)
 
 
 async def test_a_reader_sees_everything_and_changes_nothing(browser: Browser, place: Place, queue: str) -> None:
@@ -347,6 +347,113 @@ async def test_an_instance_is_drained_disabled_and_removed(page: Page, place: Pl
     await row.get_by_role("button", name="Remove").click()
     await page.locator("dialog").get_by_role("button", name="Remove").click()
     await expect(row).to_have_count(0)
+
+
+async def test_no_limit_is_an_empty_field_and_stays_no_limit(page: Page, place: Place, queue: str) -> None:
+    async with place.admin() as admin:
+        assert (await admin.put(f"/api/admin/queues/{queue}", json={"paths": ["/sale/*"]})).is_success
+
+        async def policy() -> tuple[int, float]:
+            view = (await admin.get(f"/api/admin/queues/{queue}")).json()
+            return view["capacity"], view["ratePerSecond"]
+
+        async def save() -> None:
+            version = (await admin.get(f"/api/admin/queues/{queue}")).json()["version"]
+            await page.get_by_role("button", name="Save policy").click()
+
+            async def saved() -> bool:
+                return bool((await admin.get(f"/api/admin/queues/{queue}")).json()["version"] > version)
+
+            await eventually(saved, 10)
+
+        await open_queue(page, place, queue)
+        seats = page.get_by_label("Seats (fixed)")
+        await expect(seats).to_have_value("")
+        await expect(seats).to_have_attribute("placeholder", "no limit")
+        await page.get_by_label("Admissions a second").fill("7")
+        await save()
+        assert await policy() == (10_000_000, 7)
+        await seats.fill("3")
+        await save()
+        assert await policy() == (3, 7)
+        await seats.fill("10000000")
+        await save()
+        await expect(seats).to_have_value("")
+
+
+async def test_fields_with_special_names_say_how_the_api_calls_them(page: Page, place: Place, queue: str) -> None:
+    await make(place, queue)
+    await open_queue(page, place, queue)
+    for title, name in (
+        ("Most people called in a tick", "batch"),
+        ("Keep the place of somebody away", "keepSeconds"),
+        ("Status can be asked after the end", "finishedSeconds"),
+    ):
+        await expect(page.locator("label", has_text=title)).to_contain_text(name)
+
+
+async def test_a_clock_that_is_off_is_shown_on_the_system_page_and_not_as_load(
+    page: Page, place: Place, queue: str
+) -> None:
+    wrong = {"type": f"headgate-{queue}", "group": "default", "instanceId": "i1", "privateIp": "10.0.0.9"}
+    async with place.admin() as admin:
+        figures = {"clockOffsetSeconds": -12, "cpu": 0.5}
+        assert (await admin.post("/sd/v1/instances", json={**wrong, "metrics": figures})).is_success
+    await page.goto(f"{place.gateway.url}/console#/services/headgate-{queue}/default")
+    await expect(page.get_by_role("cell", name="cpu 0.5", exact=True)).to_be_visible()
+    await page.goto(f"{place.gateway.url}/console#/system")
+    await expect(page.locator("tr", has_text=queue)).to_contain_text("12 s off")
+    await expect(page.locator("tr", has_text="headgate-gateway")).to_contain_text("right")
+
+
+async def test_the_page_of_a_service_breaks_no_line_that_has_room(page: Page, place: Place, queue: str) -> None:
+    record = {"type": queue, "group": "g", "instanceId": "01M7P72SJDGVSCXWFJCAFRNVJC", "privateIp": "127.0.0.1"}
+    async with place.admin() as admin:
+        figures = {"cpu": 0.52, "players": 120, "connections": 240}
+        made = await admin.post("/sd/v1/instances", json={**record, "port": 65000, "metrics": figures})
+        assert made.is_success
+    await page.set_viewport_size({"width": 1280, "height": 900})
+    await page.goto(f"{place.gateway.url}/console#/services/{queue}/g")
+    row = page.locator("tbody tr")
+    await expect(row.get_by_role("button", name="Remove")).to_be_visible()
+    tops = {
+        round(await button.evaluate("each => each.getBoundingClientRect().top"))
+        for button in await row.get_by_role("button").all()
+    }
+    assert len(tops) == 1, "all levers are in one row"
+    for cell in (row.locator("code.id"), row.get_by_text(" ago")):
+        assert await cell.evaluate("each => each.getBoundingClientRect().height") < 30
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 1280
+    await page.set_viewport_size({"width": 390, "height": 844})
+    revision = page.locator(".figure", has_text="Revision").locator("dd")
+    assert await revision.evaluate("each => each.getBoundingClientRect().height") < 50, "a number is not split"
+
+
+async def test_the_buttons_of_a_key_keep_clear_of_its_fields_on_a_phone(page: Page, place: Place, queue: str) -> None:
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.goto(f"{place.gateway.url}/console#/config/{queue}")
+    reason, publish = page.get_by_label("Reason"), page.get_by_role("button", name="Publish")
+    await expect(publish).to_be_visible()
+    field, button = await reason.bounding_box(), await publish.bounding_box()
+    assert field is not None
+    assert button is not None
+    assert button["y"] - field["y"] - field["height"] >= 8
+
+
+async def test_the_namespaces_of_tokens_are_offered_and_any_other_can_be_typed(
+    page: Page, place: Place, queue: str
+) -> None:
+    async with place.admin() as admin:
+        token = {"name": queue, "role": "read", "namespace": f"ns-{queue}"}
+        assert (await admin.post("/api/admin/tokens", json=token)).is_success
+        await page.reload()
+        await expect(page.locator(f"#namespaces option[value='ns-{queue}']")).to_have_count(1)
+        chooser = page.get_by_label("Namespace")
+        await chooser.focus()
+        await expect(chooser).to_have_attribute("placeholder", "default, or any other")
+        await chooser.blur()
+        await expect(chooser).to_have_value("default")
+        await admin.delete(f"/api/admin/tokens/{queue}")
 
 
 async def test_a_reader_is_offered_nothing_that_would_be_refused(browser: Browser, place: Place, queue: str) -> None:

@@ -238,3 +238,18 @@ async def test_axe_finds_nothing(browser: Browser, place: Place, queue: str, lan
     assert await page.evaluate("document.documentElement.scrollWidth") <= 320
     found = await Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("language", ["en", "ar"])
+async def test_a_line_that_is_not_there_is_said_on_a_phone_too(browser: Browser, place: Place, language: str) -> None:
+    context = await browser.new_context(viewport={"width": 320, "height": 640}, bypass_csp=True)
+    page = await context.new_page()
+    answer = await page.goto(f"{place.site}/wait/never-made?lang={language}")
+    assert answer is not None
+    assert answer.status == 404
+    said = {"en": "This line is not there any more.", "ar": "هذا الطابور لم يعد موجودًا."}[language]
+    await expect(page.get_by_role("heading")).to_have_text(said)
+    await expect(page.locator("#go")).to_be_hidden()
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    found = await Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()

@@ -54,6 +54,8 @@ async def test_players_stay_and_talk_while_the_store_is_down_and_are_reported_ag
                 await server.node.restart()
                 await eventually(lambda: _counts(world, arena.url, 1), 20, "the store knows who is inside")
                 assert await talks.count() == 1
+                left = await world.room.status("default", "main", muzi.user_id, trusted=True)
+                assert left.status is State.FINISHED, "who left is not taken for somebody who never came in"
 
 
 async def _counts(world: World, url: str, wanted: int) -> bool:
@@ -87,6 +89,46 @@ async def test_a_ticket_whose_redeem_got_no_answer_still_lets_its_owner_in_once(
             proxy.heal()
             await eventually(lambda: _enters(arena.url, str(ryan.ticket_id)), 10, "its owner gets in")
             await world.status_until(ryan.user_id, State.FINISHED)
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert refused.value.response.status_code == 403
+
+
+async def test_a_redeem_that_got_no_answer_gives_the_ticket_back(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    """The store stands still in the middle of a handshake: the player is told 503, and keeps the ticket and the seat."""
+    server = fresh_server()
+    assert isinstance(server, Standalone)
+    async with (
+        FaultyProxy(server.node.port) as proxy,
+        open_store(StoreSettings(url=server.url, prefix=prefix)) as store,
+        open_world(store) as world,
+    ):
+        async with _beside(ArenaProcess(proxy.url, prefix)) as arena:
+            muzi, ryan = await world.promoted("Muzi"), await world.promoted("Ryan")
+            async with visiting(arena.url, str(muzi.ticket_id)):  # now the store knows the script
+                pass
+            proxy.drop_replies()
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert refused.value.response.status_code == 503
+            spent = await world.room.status("default", "main", ryan.user_id, trusted=True)
+            assert spent.status is State.ACTIVE, "the redeem did happen"
+            proxy.heal()
+            seen: set[State] = set()
+
+            async def has_the_ticket() -> bool:
+                status = await world.room.status("default", "main", ryan.user_id, trusted=True)
+                seen.add(status.status)
+                return status.ticket_id == ryan.ticket_id
+
+            await eventually(has_the_ticket, 20, "its owner has the ticket again")
+            assert seen <= {State.ACTIVE, State.PROMOTED}
+            async with visiting(arena.url, str(ryan.ticket_id)) as guest:
+                assert await guest.count() == 1
             with pytest.raises(InvalidStatus) as refused:
                 async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
                     pass

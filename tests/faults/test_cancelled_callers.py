@@ -25,7 +25,7 @@ async def proxy(anyio_backend: str, fresh_server: Callable[..., Standalone]) -> 
 @pytest.fixture
 async def behind(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Store]:
     """A store that is reached through the proxy."""
-    async with open_store(StoreSettings(url=proxy.url, prefix=prefix)) as store:
+    async with open_store(StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=10_000)) as store:
         yield store
 
 

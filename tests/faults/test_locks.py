@@ -128,6 +128,7 @@ async def test_one_release_wakes_one_of_two_hundred_in_ten_processes(
             assert await are_waiting(locks, 199)
 
 
+@pytest.mark.release
 @pytest.mark.topology("standalone")
 async def test_a_hundred_workers_of_several_processes_count_to_a_hundred_thousand(
     server: Topology, prefix: str, tmp_path: Path

@@ -17,6 +17,7 @@ from headgate.registry.model import Record
 from headgate.registry.sweep import Sweeper
 from headgate.sdk import Headgate
 from headgate.store import Store, StoreSettings, open_store
+from headgate.store.feed import Change
 from tests.faults.load import PATIENT_MS
 from tests.faults.registry_world import registered_program, worker
 from tests.topology import FaultyProxy, Sentinel, Standalone, Stopwatch, Topology, eventually
@@ -122,7 +123,7 @@ async def test_deaths_are_on_time_beside_two_hundred_thousand_expiring_keys(fres
         groups = [f"g{number}" for number in range(50)]
         for group in groups:
             for number in range(6):
-                record = Record(type="game", group=group, instance_id=f"i{number}", ttl_seconds=2)
+                record = Record(hostname="h", type="game", group=group, instance_id=f"i{number}", ttl_seconds=2)
                 await registry.register(NS, record)
         watch = Stopwatch()
         services = [registry.service(NS, "game", group) for group in groups]
@@ -156,7 +157,10 @@ async def test_after_a_flush_a_thousand_come_back_and_no_watcher_sees_an_empty_l
     }
     async with Headgate(server.url, **options) as clients, Headgate(server.url, **options) as watching:  # type: ignore[arg-type]
         made = await asyncio.gather(
-            *(clients.registry.register(type="game", group="g", instance_id=f"i{number}") for number in range(1000))
+            *(
+                clients.registry.register(hostname="h", type="game", group="g", instance_id=f"i{number}")
+                for number in range(1000)
+            )
         )
         for each in made:
             clients.registry.start_auto_heartbeat(each.instance_id)
@@ -198,7 +202,9 @@ async def test_a_store_that_was_away_removes_nobody_before_one_ttl(fresh_server:
 
         sweeping = asyncio.ensure_future(sweep())
         for number in range(5):
-            await registry.register(NS, Record(type="game", group="g", instance_id=f"i{number}", ttl_seconds=4))
+            await registry.register(
+                NS, Record(hostname="h", type="game", group="g", instance_id=f"i{number}", ttl_seconds=4)
+            )
         thing = registry.service(NS, "game", "g")
 
         async def visited() -> bool:
@@ -276,7 +282,7 @@ async def test_after_a_failover_with_lost_writes_everybody_alive_is_listed_again
         server.url, prefix="t", snapshot_dir=tmp_path, heartbeat_interval_ms=int(interval * 1000), ttl_seconds=30
     ) as hg:
         for number in range(20):
-            made = await hg.registry.register(type="game", group="g", instance_id=f"i{number}")
+            made = await hg.registry.register(hostname="h", type="game", group="g", instance_id=f"i{number}")
             hg.registry.start_auto_heartbeat(made.instance_id)
         seen = [len(await hg.registry.cached("game", "g"))]
         await server.fail_over()
@@ -293,7 +299,7 @@ async def test_after_a_failover_with_lost_writes_everybody_alive_is_listed_again
 async def test_a_store_that_is_down_answers_from_memory_and_comes_back(fresh_server: Start, tmp_path: Path) -> None:
     server = fresh_server()
     async with Headgate(server.url, prefix="t", snapshot_dir=tmp_path, heartbeat_interval_ms=300) as hg:
-        made = await hg.registry.register(type="game", group="g", instance_id="a")
+        made = await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
         hg.registry.start_auto_heartbeat(made.instance_id)
         await hg.registry.discover("game", "g")
         for node in server.primaries():
@@ -312,11 +318,100 @@ async def test_a_store_that_is_down_answers_from_memory_and_comes_back(fresh_ser
 
 @pytest.mark.topology("standalone")
 @pytest.mark.quiet
+@pytest.mark.parametrize("watched", [True, False])
+async def test_after_a_restart_of_the_store_each_has_its_own_lease(fresh_server: Start, watched: bool) -> None:
+    """The setting is 30 s, and so is one of the leases: neither keeps a dead one of 5 s, or takes a living one of 30 s."""
+    server = fresh_server()
+    assert isinstance(server, Standalone)
+    async with open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=PATIENT_MS)) as store:
+        registry = Registry(store)
+        thing = registry.service(NS, "game", "g")
+        seen: list[tuple[str, str]] = []
+
+        async def sweep() -> None:
+            while True:
+                with suppress(StoreUnavailable):
+                    await Sweeper(registry).step()
+                await asyncio.sleep(0.25)
+
+        async def watch() -> None:
+            notices = registry.feed.watch(thing)
+            while True:
+                notice = await anext(notices)
+                if isinstance(notice, Change):
+                    seen.append((notice.kind, notice.member))
+
+        for name, ttl_seconds in (("dead", 5), ("living", 30)):
+            record = Record(type="game", group="g", instance_id=name, hostname="h", ttl_seconds=ttl_seconds)
+            await registry.register(NS, record)
+        tasks = [asyncio.ensure_future(sweep()), *([asyncio.ensure_future(watch())] if watched else [])]
+        try:
+            await asyncio.sleep(1.5)  # what was written is on disk
+            server.node.kill()
+            await asyncio.sleep(7)
+            restarted = monotonic()
+            await server.node.restart()
+            back = Stopwatch()
+
+            async def answers() -> bool:
+                with suppress(StoreUnavailable):
+                    return await names(registry) == ["dead", "living"]
+                return False
+
+            await eventually(answers, 4)
+
+            async def gone() -> bool:
+                return await names(registry) == ["living"]
+
+            await eventually(gone, 12)
+            assert monotonic() - restarted >= 5
+            assert back.seconds < 9
+            if watched:
+                await eventually(lambda: seen == [("removed", "dead")])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+async def test_a_client_starts_from_its_snapshots_while_the_store_is_down(fresh_server: Start, tmp_path: Path) -> None:
+    server = fresh_server()
+
+    def client() -> Headgate:
+        return Headgate(server.url, prefix="t", snapshot_dir=str(tmp_path), heartbeat_interval_ms=300)
+
+    async with client() as hg:
+        await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
+        await hg.registry.discover("game", "g")
+        await hg.config.set("shop", "limit", "7")
+        await hg.config.live("shop", "limit", str)
+    for node in server.nodes:
+        node.pause()
+    async with client() as hg:
+        found = await hg.registry.discover("game", "g")
+        assert ([each.instance_id for each in found], found.stale) == (["a"], True)
+        live = await hg.config.live("shop", "limit", str)
+        assert (live.value, live.stale) == ("7", True)
+        with pytest.raises(StoreUnavailable):
+            await hg.config.set("shop", "limit", "8")
+        for node in server.nodes:
+            node.resume()
+
+        async def fresh() -> bool:
+            return not (await hg.registry.discover("game", "g")).stale and not live.stale
+
+        await eventually(fresh, 30)
+        await hg.config.set("shop", "limit", "8")
+        await eventually(lambda: live.value == "8")
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.quiet
 async def test_whoever_looks_at_a_frozen_store_waits_for_one_deadline_not_for_two(fresh_server: Start) -> None:
     server = fresh_server()
     async with open_store(StoreSettings(url=server.url, prefix="t", deadline_ms=1000)) as store:
         registry = Registry(store)
-        await registry.register(NS, Record(type="game", group="g", instance_id="a"))
+        await registry.register(NS, Record(hostname="h", type="game", group="g", instance_id="a"))
         server.primaries()[0].pause()
 
         async def look() -> tuple[float, float]:

@@ -239,19 +239,22 @@ async def test_a_flushed_store_gets_its_line_back_from_tokens(
         entries = [await room.entry("default", "main", f"nick{number}") for number in range(20)]
         await world.beat("s1", 1, sessions=[])
         await world.tick()
-        await room.status("default", "main", entries[1].user_id)  # by now this process knows who was called last
+        inside = await room.status("default", "main", entries[0].user_id)
+        await world.redeem(str(inside.ticket_id), "x0", "s1")
+        await room.end("default", "main", "x0")
+        await world.tick()
         topology.node.command("FLUSHALL")
         world.wait(1)  # what begins anew is later than what was
-        keeping = entries[1:10]  # the first was called; the last ten have no token any more
+        keeping = entries[1:10]  # the first was inside, the second was called; the last ten have no token any more
         for entry in reversed(keeping):
             await room.status("default", "main", entry.user_id, place_token=entry.place_token)
         look = await world.look()
         assert look.line == [entry.user_id for entry in keeping]
-        with pytest.raises(QueueReset):
+        with pytest.raises(QueueReset, match="called before"):
             await room.status("default", "main", entries[0].user_id, place_token=entries[0].place_token)
         with pytest.raises(QueueReset):
             await room.status("default", "main", entries[15].user_id)
-        await world.live(1)
+        await world.live(11)
         assert (await world.look()).seats == [], "no server has reported yet"
         await world.beat("s1", 1, sessions=[])
         await world.live(1)

@@ -266,7 +266,9 @@ async def open_sample(store: StoreSettings, settings: GatewaySettings, level: lo
     logs.configure(logs.LogSettings(level=level, format=logs.Format.JSON), "sample")
     mounts = [Mount("/sample/mounted", mounted, Access.SERVICE, bearer=False)]
     async with open_store(store) as opened:
-        async with open_gateway(operations(opened), mounts, settings=settings, store=opened) as gateway:
+        async with open_gateway(
+            operations(opened), mounts, settings=settings, store=opened, secrets=[b"of the sample"]
+        ) as gateway:
             yield gateway
 
 

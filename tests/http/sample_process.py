@@ -36,7 +36,7 @@ class SampleProcess:
         self._level = level
         self._store = StoreSettings(url=store_url, prefix=self.prefix, deadline_ms=deadline_ms)
         self._settings = GatewaySettings(
-            **{"port": 0, "admin_token": self.token, "limits": {"tight": TIGHT}, **settings}
+            **{"port": 0, "quiet_seconds": 0, "admin_token": self.token, "limits": {"tight": TIGHT}, **settings}
         )
         self._process: subprocess.Popen[bytes] | None = None
 

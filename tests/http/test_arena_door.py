@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -124,16 +125,43 @@ async def test_pages_of_other_sites_stay_out_and_the_ticket_stays_good(store: St
     async with open_world(store) as world, world.arena(origins=["https://game.example"]) as arena:
         ryan = await world.promoted("Ryan")
         url = f"{arena.url}?ticketId={ryan.ticket_id}"
-        for origin in ("https://evil.example", "null", "https://game.example.evil.example"):
+        strangers = ["https://evil.example", "null", "https://game.example.evil.example", "http://game.example"]
+        strangers += ["https://game.example:8443", "ftp://game.example", "//game.example", "https://game.example/page"]
+        for origin in strangers:
             assert await refusal(url, origin=origin) == (403, "origin_refused")
+        assert await refusal(url, additional_headers=[("Origin", "https://game.example")] * 2) == (
+            403,
+            "origin_refused",
+        )
         async with visiting(arena.url, str(ryan.ticket_id), origin="https://game.example"):
             assert len(arena.arena.hall) == 1
 
 
-async def test_a_page_on_the_arenas_own_host_may_enter(store: Store) -> None:
+async def test_a_page_of_the_arenas_own_origin_may_enter_and_no_other_of_its_host(store: Store) -> None:
     async with open_world(store) as world, world.arena() as arena:
         ryan = await world.promoted("Ryan")
-        async with visiting(arena.url, str(ryan.ticket_id), origin="http://127.0.0.1:8080"):
+        own = arena.url.replace("ws://", "http://").removesuffix("/gameserver")
+        url = f"{arena.url}?ticketId={ryan.ticket_id}"
+        for origin in (
+            f"{own}.evil.example",
+            own.replace("http:", "ftp:"),
+            own.replace("http:", ""),
+            "http://127.0.0.1:1",
+        ):
+            assert await refusal(url, origin=origin) == (403, "origin_refused")
+        assert await refusal(url, origin=own.replace("http:", "https:")) == (403, "origin_refused")
+        async with visiting(arena.url, str(ryan.ticket_id), origin=own):
+            assert len(arena.arena.hall) == 1
+
+
+async def test_the_arenas_public_address_is_an_origin_of_its_own(store: Store) -> None:
+    address = "wss://game.example/gameserver"
+    async with open_world(store) as world, world.arena(address=address) as arena:
+        ryan = await world.promoted("Ryan")
+        url = f"{arena.url}?ticketId={ryan.ticket_id}"
+        for origin in ("http://game.example", "https://game.example:8443"):
+            assert await refusal(url, origin=origin) == (403, "origin_refused")
+        async with visiting(arena.url, str(ryan.ticket_id), origin="https://game.example"):
             assert len(arena.arena.hall) == 1
 
 
@@ -231,3 +259,37 @@ async def test_our_own_client_enters_and_raises_refusals_by_name(store: Store) -
             with pytest.raises(TicketUsed):
                 async with enter(arena.url, str(ryan.ticket_id)):
                     pass
+
+
+W = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (b"GET /gameserver?ticketId=x HTTP/1.1\r\nHost: x\r\n\r\n", 426, "upgrade_required"),
+        (b"POST /gameserver?ticketId=x HTTP/1.1\r\nHost: x\r\n" + W + b"\r\n", 405, "method_not_allowed"),
+        (
+            b"GET /gameserver?ticketId=" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n" + W + b"\r\n",
+            414,
+            "target_too_long",
+        ),
+        (b"GET /gameserver HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n" + W + b"\r\n", 431, "headers_too_large"),
+        (b"GET /gameserver HTTP/1.1\r\n" + b"X: x\r\n" * 300 + W + b"\r\n", 431, "headers_too_large"),
+        (b"GET /gameserver?ticketId=x HTTP/1.1\r\nHost: x\r\n" + W.replace(b"13", b"1") + b"\r\n", 400, "malformed"),
+    ],
+)
+async def test_what_the_library_refuses_is_a_problem_too(
+    store: Store, request_bytes: bytes, status: int, code: str
+) -> None:
+    async with open_world(store) as world, world.arena() as arena:
+        port = int(arena.url.partition("://")[2].partition("/")[0].rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_bytes)
+        async with asyncio.timeout(10):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"application/problem+json" in head
+    assert json.loads(body)["code"] == code
+    assert (b"Allow: GET" in head) == (status == 405)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ import pytest
 
 from headgate import __version__
 from headgate.cli.commands import run
-from headgate.store import acl
+from headgate.store import StoreSettings, acl, open_store
+from headgate.waiting_room.signing import SigningKeys
 from tests.processes import GatewayProcess
 from tests.topology import Standalone, Topology, free_port, wait_until
 
@@ -113,7 +116,7 @@ def test_settings_show_values_and_origins_without_secrets(tmp_path: Path) -> Non
         "settings",
         "--json",
         cwd=tmp_path,
-        HEADGATE_ADMIN_TOKEN="very-secret",
+        HEADGATE_ADMIN_TOKEN="very-secret-admin-token-of-tests",
         HEADGATE_STORE="valkey://me:hush@lake:1/0",
         HEADGATE_PORT="9000",
     )
@@ -140,6 +143,21 @@ def test_serve_without_an_admin_token_says_how_to_set_one(tmp_path: Path, server
     assert refused.returncode == 1
     assert "HEADGATE_ADMIN_TOKEN" in refused.stderr
     assert refused.stderr.count("\n") == 1, "nothing was started that could have told of itself"
+
+
+@pytest.mark.parametrize("process", ["gateway", "relay"])
+def test_serve_with_a_short_admin_token_is_refused(tmp_path: Path, server: Topology, process: str) -> None:
+    words = ("serve", process, "--store", server.url, "--port", str(free_port()))
+    refused = headgate(*words, cwd=tmp_path, HEADGATE_ADMIN_TOKEN="a" * 23)
+    assert refused.returncode == 1
+    assert "24 random characters" in refused.stderr
+    assert refused.stderr.count("\n") == 1, "nothing was started that could have told of itself"
+
+
+def test_up_with_a_short_admin_token_is_refused(tmp_path: Path) -> None:
+    refused = headgate("up", "--port", str(free_port()), cwd=tmp_path, HEADGATE_ADMIN_TOKEN="a" * 23)
+    assert refused.returncode == 1
+    assert "24 random characters" in refused.stderr
 
 
 def test_serve_with_an_unreachable_store_or_a_wrong_password_says_so(tmp_path: Path) -> None:
@@ -173,6 +191,14 @@ def test_an_arena_that_is_refused_does_not_say_that_it_started(tmp_path: Path, g
     assert "arena started" not in refused.stderr
 
 
+def test_a_new_signing_key_is_one_that_the_settings_take(tmp_path: Path) -> None:
+    made = headgate("keys", "create", cwd=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    (_, secret), *_ = SigningKeys.read(made.stdout).secrets()
+    assert secret
+    assert headgate("keys", "create", cwd=tmp_path).stdout != made.stdout
+
+
 def test_a_worker_tells_when_it_is_ready_and_ends_with_0(tmp_path: Path, server: Topology, prefix: str) -> None:
     port = free_port()
     with (tmp_path / "log").open("wb") as log:
@@ -184,7 +210,7 @@ def test_a_worker_tells_when_it_is_ready_and_ends_with_0(tmp_path: Path, server:
         )
     try:
         wait_until(lambda: _status(port, "/readyz") == 200, 30, "the worker is ready")
-        named = next(line for line in (tmp_path / "log").read_text().splitlines() if "store named" in line)
+        named = next(line for line in (tmp_path / "log").read_text().splitlines() if "using the store" in line)
         assert msgspec.json.decode(named)["origin"] == "--store"
         assert "headgate_job" in httpx2.get(f"http://127.0.0.1:{port}/metrics").text
         worker.terminate()
@@ -226,6 +252,37 @@ def test_doctor_finds_nothing_wrong_with_a_good_store(tmp_path: Path, server: To
     assert {finding["level"] for finding in msgspec.json.decode(found.stdout)} <= {"ok", "warning"}
 
 
+def test_doctor_tells_of_a_queue_that_contradicts_itself_and_what_to_do(
+    tmp_path: Path, server: Topology, gateway_process: GatewayProcess
+) -> None:
+    token, prefix = {"X-API-Token": gateway_process.token}, gateway_process.prefix
+    name = f"q{secrets.token_hex(4)}"
+    with httpx2.Client(base_url=gateway_process.url, headers=token) as client:
+        client.put(f"/api/admin/queues/{name}", json={"capacity": 0}).raise_for_status()
+        entry = client.post("/api/queue/entry", json={"nickname": "Ryan", "queue": name}).json()
+
+        def looked() -> list[dict[str, str]]:
+            done = headgate("doctor", "--store", server.url, "--json", cwd=tmp_path, HEADGATE_STORE_PREFIX=prefix)
+            found: list[dict[str, str]] = msgspec.json.decode(done.stdout)
+            return [finding for finding in found if finding["check"] == "queues"]
+
+        (well,) = looked()
+        assert (well["level"], "no contradiction" in well["found"]) == ("ok", True)
+        asyncio.run(forget_place(server.url, prefix, name, entry["userId"]))
+        (broken,) = looked()
+        assert broken["level"] == "problem"
+        assert f"default/{name} contradicts itself: user {entry['userId']}" in broken["found"]
+        assert "headgate queue reset" in broken["advice"]
+        client.delete(f"/api/admin/queues/{name}").raise_for_status()
+
+
+async def forget_place(url: str, prefix: str, queue: str, user: str) -> None:
+    """Take somebody out of the line and leave their record, as nothing of ours does."""
+    async with open_store(StoreSettings(url=url, prefix=prefix), any_store=True) as store:
+        thing = store.thing("queue", "default", queue)
+        await store.write(thing, "ZREM", thing.key("waiting"), user)
+
+
 def test_doctor_looks_at_a_gateway(tmp_path: Path, gateway_process: GatewayProcess) -> None:
     def found(url: str, **environment: str) -> tuple[int, dict[str, tuple[str, str]]]:
         looked = headgate("doctor", "--url", url, "--json", cwd=tmp_path, **environment)
@@ -238,7 +295,7 @@ def test_doctor_looks_at_a_gateway(tmp_path: Path, gateway_process: GatewayProce
     assert {level for level, _ in findings.values()} == {"ok"}
     assert findings["token"][1] == "admin, with the role admin"
     assert findings["version"][1] == f"Headgate {__version__}"
-    assert set(findings) == {"connection", "version", "token", "store"}
+    assert set(findings) - {"clocks of processes"} == {"connection", "version", "token", "store"}
     for token in ({}, {"HEADGATE_TOKEN": "wrong"}):
         code, findings = found(gateway_process.url, **token)
         assert (code, findings["token"][0]) == (1, "problem")

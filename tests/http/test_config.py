@@ -64,6 +64,9 @@ async def test_the_life_of_a_value(client: httpx2.AsyncClient, namespace: str) -
     lost = await client.put(path, json={"content": '{"a": 3}'}, headers={"If-Match": '"1"'})
     assert (lost.status_code, lost.json()["code"], lost.json()["version"]) == (412, "version_conflict", 2)
     assert (await client.put(path, json={"content": "{}"}, headers={"If-None-Match": "*"})).status_code == 412
+    for junk in ('"1"', "junk", '"a", "b"'):
+        refused = await client.put(path, json={"content": "{}"}, headers={"If-None-Match": junk})
+        assert (refused.status_code, refused.json()["field"]) == (422, "If-None-Match"), junk
     bad = await client.put(path, json={"content": "{", "contentType": "json"})
     assert (bad.status_code, bad.json()["code"], bad.json()["line"]) == (422, "content_invalid", 1)
     back = await client.post(f"{path}/rollback", json={"version": 1})
@@ -158,7 +161,8 @@ async def test_the_document_names_the_conditions(client: httpx2.AsyncClient) -> 
 
     key, watch = "/cfg/v1/{namespace}/{key}", "/cfg/v1/{namespace}/watch"
     assert headers(key, "put") == {"If-Match", "If-None-Match"}
-    assert headers(key, "delete") == headers(key, "post") == {"If-Match"}
+    assert headers(key, "delete") == headers(f"{key}/rollback", "post") == {"If-Match"}
+    assert "get" in paths[f"{key}/history"]
     assert headers(key, "get") == headers("/sd/v1/instances", "get") == {"If-None-Match"}
     assert headers(watch, "get") == headers("/sd/v1/watch", "get") == {"Last-Event-ID"}
     assert "304" in paths[key]["get"]["responses"]
@@ -395,6 +399,112 @@ def test_export_and_import_as_files(run: Run, namespace: str, tmp_path: Path) ->
     assert run("get", namespace, "a/b.json").stdout == '{"x": 2}\n'
     assert run("get", namespace, "old").returncode == 1
     assert run("import", namespace, str(folder), "--prune").stdout == ""
+
+
+def test_an_import_of_hundreds_of_keys_goes_in_steps_and_says_how_far_it_came(
+    run: Run, namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(230):
+        (folder / f"k{number:03}").write_text(str(number))
+    (folder / "k150").write_text("x" * 2_000_000)  # too large: the second step is refused
+    stopped = run("import", namespace, str(folder))
+    assert stopped.returncode == 1
+    assert stopped.stdout.splitlines() == [f"create\tk{number:03}" for number in range(100)], "only what was done"
+    assert "100 of 230 keys changed; import again" in stopped.stderr
+    (folder / "k150").write_text("150")
+    done = run("import", namespace, str(folder))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 130
+    assert len(run("get", namespace, "--json").stdout.split('"key"')) == 231
+
+
+def test_an_import_names_the_file_that_cannot_be_read_and_changes_nothing(
+    run: Run, namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "good").write_text("1")
+    (folder / "wrong.json").write_text('{"x": 1,}')
+    refused = run("import", namespace, str(folder))
+    assert refused.returncode == 1
+    assert str(folder / "wrong.json") in refused.stderr
+    assert refused.stdout == ""
+    (folder / "wrong.json").write_bytes(b"\xff\xfe")
+    assert str(folder / "wrong.json") in run("import", namespace, str(folder)).stderr
+    (folder / "wrong.json").unlink()
+    for name in ("watch", "a b", "gray"):
+        (folder / name).write_text("x")
+        assert str(folder / name) in run("import", namespace, str(folder)).stderr
+        (folder / name).unlink()
+    assert run("get", namespace, "good").returncode == 1
+
+
+async def test_history_and_rollback_are_in_the_document_and_work_for_any_key(
+    client: httpx2.AsyncClient, namespace: str
+) -> None:
+    paths = (await client.get("/openapi.json")).json()["paths"]
+    assert "get" in paths["/cfg/v1/{namespace}/{key}/history"]
+    assert "post" in paths["/cfg/v1/{namespace}/{key}/rollback"]
+    for key in ("plain", "with/slash/es"):
+        path = f"/cfg/v1/{namespace}/{key}"
+        for content in ("one", "two"):
+            await client.put(path, json={"content": content})
+        versions = (await client.get(f"{path}/history", params={"limit": 1})).json()["versions"]
+        assert [each["content"] for each in versions] == ["two"]
+        assert (await client.post(f"{path}/rollback", json={"version": 1})).json()["version"] == 3
+        assert (await client.get(path)).json()["content"] == "one"
+
+
+async def test_a_secret_is_not_in_a_snapshot_unless_asked_for(hg: Headgate, namespace: str, tmp_path: Path) -> None:
+    def on_disk() -> str:
+        return "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+
+    await hg.config.set(namespace, "key", "hunter2")
+    live = await hg.config.live(namespace, "key", str)
+    assert "hunter2" in on_disk()
+    await hg.config.set(namespace, "key", "hunter3", secret=True)
+    await eventually(lambda: live.value == "hunter3" and "hunter" not in on_disk())
+    keeping = Headgate(
+        hg.url, token=hg.token, prefix=hg._prefix, snapshot_dir=str(tmp_path / "kept"), snapshot_secrets=True
+    )
+    async with keeping:
+        await keeping.config.live(namespace, "key", str)
+    assert "hunter3" in on_disk()
+
+
+async def test_a_list_of_values_has_pages(client: httpx2.AsyncClient, namespace: str) -> None:
+    keys = [f"k{number}/x" for number in range(7)]
+    body = {"values": [{"key": key, "content": "1"} for key in keys]}
+    assert (await client.post(f"/cfg/v1/{namespace}", json=body)).status_code == 200
+    seen: list[str] = []
+    page: str | None = None
+    while True:
+        query = {"limit": "3"} | ({"page": page} if page else {})
+        answer = (await client.get(f"/cfg/v1/{namespace}", params=query)).json()
+        seen += [value["key"] for value in answer["values"]]
+        page = answer["nextPage"]
+        if page is None:
+            break
+        assert len(answer["values"]) == 3
+    assert seen == keys
+    assert (await client.get(f"/cfg/v1/{namespace}")).json()["nextPage"] is None
+    assert (await client.get(f"/cfg/v1/{namespace}?limit=0")).status_code == 422
+
+
+async def test_if_match_star_publishes_only_what_is_there(client: httpx2.AsyncClient, namespace: str) -> None:
+    path, star = f"/cfg/v1/{namespace}/a", {"If-Match": "*"}
+    for call in (client.put(path, json={"content": "1"}, headers=star), client.delete(path, headers=star)):
+        refused = await call
+        assert (refused.status_code, refused.json()["code"]) == (412, "version_conflict"), refused.text
+    await client.put(path, json={"content": "1"})
+    assert (await client.put(path, json={"content": "2"}, headers=star)).json()["version"] == 2
+    back = await client.post(f"{path}/rollback", json={"version": 1}, headers=star)
+    assert back.json()["version"] == 3, back.text
+    assert (await client.delete(path, headers=star)).status_code == 200
+    refused = await client.put(path, json={"content": "3"}, headers=star)
+    assert (refused.status_code, refused.json()["version"]) == (412, 0)
 
 
 async def test_the_edges_limits_change_while_it_runs(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from contextlib import suppress
 from typing import cast
 
 import pytest
 
 from headgate.gateway import connection
+from headgate.gateway.clients import AddressCount
 from headgate.gateway.exchange import Exchange
 from headgate.kit.http import Receive, Scope
 from headgate.kit.problems import HeadgateError
 from tests.http.wires import GET, echo, parsed, read_answer, served
-from tests.topology import eventually
+from tests.topology import HOST, eventually
 
 pytestmark = pytest.mark.anyio
+
+TWO_CODINGS = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: %b\r\ntransfer-encoding: %b\r\n\r\n0\r\n\r\n"
 
 
 async def test_a_request_arrives_whole_however_it_is_cut() -> None:
@@ -82,6 +86,9 @@ async def test_a_whole_url_as_the_target() -> None:
     ("request_bytes", "status", "code"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", 400, "malformed"),
+        (b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", 400, "malformed"),
+        (b"GET    /a HTTP/1.1\r\nHost: x\r\n\r\n", 400, "malformed"),
+        (b"GET /  HTTP/1.1\r\nHost: x\r\n\r\n", 400, "malformed"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, "malformed"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400, "malformed"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\na", 400, "malformed"),
@@ -98,6 +105,10 @@ async def test_a_whole_url_as_the_target() -> None:
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "coding_unsupported"),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501, "coding_unsupported"),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501, "coding_unsupported"),
+        (TWO_CODINGS % (b"gzip", b"chunked"), 501, "coding_unsupported"),
+        (TWO_CODINGS % (b"identity", b"chunked"), 501, "coding_unsupported"),
+        (TWO_CODINGS % (b"chunked", b"gzip"), 400, "malformed"),
+        (TWO_CODINGS % (b"chunked", b"chunked"), 400, "malformed"),
         (b"GET / HTTP/1.1\r\nHost: x\r\nFoo: a\r\n b\r\n\r\n", 400, "malformed"),
         (b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", 400, "malformed"),
         (b"GET / HTTP/1.1\nHost: x\n\n", 400, "malformed"),
@@ -355,6 +366,68 @@ async def test_one_connection_too_many_is_told_so() -> None:
         await eventually(room, 5, "there is room again")
 
 
+async def test_an_address_may_not_hold_all_connections_but_a_trusted_proxy_may() -> None:
+    count = AddressCount(3, ["127.0.0.9", "10.0.0.0/8"])
+    async with served(echo, addresses=count) as site:
+
+        async def asks(address: str) -> tuple[int, asyncio.StreamWriter]:
+            reader, writer = await site.connect(address)
+            writer.write(GET % b"/")
+            return (await read_answer(reader))[0], writer
+
+        mine = [await asks("127.0.0.2") for _ in range(4)]
+        assert [status for status, _ in mine] == [200, 200, 200, 429]
+        other = await asks("127.0.0.3")
+        proxied = [await asks("127.0.0.9") for _ in range(6)]
+        assert [status for status, _ in (other, *proxied)] == [200] * 7
+        assert len(count) == 2
+        for _, writer in mine:
+            writer.close()
+        await eventually(lambda: len(count) == 1, 5, "what was closed is not counted any more")
+        again = await asks("127.0.0.2")
+        assert again[0] == 200
+        for _, writer in (other, *proxied, again):
+            writer.close()
+    assert len(count) == 0
+
+
+def test_addresses_of_one_customer_are_counted_together() -> None:
+    count = AddressCount(2, ["2001:db8::5"])
+    assert [count.add((f"2001:db8::{number}", 1)) for number in (1, 2, 3)] == [True, True, False]
+    assert [count.add(("2001:db8::5", number)) for number in range(5)] == [True] * 5
+    count.remove(("2001:db8::5", 0))
+    assert not count.add(("2001:db8::4", 1))
+    count.remove(("2001:db8::1", 1))
+    assert count.add(("2001:db8::4", 1)), "the one that was refused does not count"
+    assert count.add(None), "a client on a Unix socket has no address"
+
+
+async def test_connections_that_were_refused_do_not_count_for_their_address() -> None:
+    count = AddressCount(2)
+    async with served(echo, addresses=count) as site:
+        held = [await site.connect() for _ in range(2)]
+        refused = [await site.connect() for _ in range(5)]
+        for reader, _ in refused:
+            assert (await read_answer(reader))[0] == 429
+        for _, writer in held:
+            writer.close()
+        await eventually(lambda: len(count) == 0, 1, "only those that are held count, though the refused ones linger")
+        for _, writer in refused:
+            writer.close()
+    assert len(count) == 0
+
+
+async def test_two_spaces_elsewhere_are_no_mistake() -> None:
+    async with served(echo) as site:
+        answer = await site.exchange(
+            b"GET /a HTTP/1.1\r\nHost: x\r\nX-Words: GET  /a  HTTP/1.1\r\nConnection: close\r\n\r\n"
+        )
+        body = b"\r\nGET  /a  HTTP/1.1\r\n"
+        head = b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        posted = await site.exchange(head + body)
+    assert parsed(answer)[0] == parsed(posted)[0] == 200
+
+
 async def test_slow_heads_and_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough for what is sent to arrive, also where the machine stands still for a moment.
     monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
@@ -386,3 +459,57 @@ async def test_stopping_finishes_what_is_under_way_and_closes_the_rest() -> None
         assert await busy.read() == b""
         _idle_writer.close()
         busy_writer.close()
+
+
+async def test_while_quiet_each_answer_says_close_and_idle_connections_stay() -> None:
+    go = asyncio.Event()
+
+    async def answers(scope: Scope, receive: Receive, send: Exchange) -> None:
+        if scope["path"] == "/later":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            await go.wait()
+            await send({"type": "http.response.body", "body": b"k"})
+        else:
+            send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+
+    async with served(answers) as site:
+        idle, idle_writer = await site.connect()
+        idle_writer.write(GET % b"/")
+        assert "connection" not in (await read_answer(idle))[1]
+        begun, begun_writer = await site.connect()
+        begun_writer.write(GET % b"/later")
+        await begun.readuntil(b"\r\n\r\no")
+        site.listener.be_quiet()
+        # An answer whose head went out before did not say it: its connection takes one more request.
+        go.set()
+        await begun.readexactly(1)
+        for reader, writer in ((begun, begun_writer), (idle, idle_writer), await site.connect()):
+            writer.write(GET % b"/")
+            status, headers, _ = await read_answer(reader)
+            assert (status, headers["connection"]) == (200, "close")
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_who_connects_just_before_the_stop_is_answered() -> None:
+    """Neither connections that nobody has accepted yet nor a request that is just being sent are lost."""
+
+    async def answers(scope: Scope, receive: Receive, send: Exchange) -> None:
+        send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+
+    async with served(answers) as site:
+        new, new_writer = await site.connect()
+        await eventually(lambda: len(site.listener._connections) == 1)
+        waiting = [socket.create_connection((HOST, site.port)) for _ in range(20)]
+        for each in waiting:
+            each.sendall(GET % b"/")
+        asyncio.get_running_loop().call_later(0.1, new_writer.write, GET % b"/")
+    assert (await read_answer(new))[0] == 200
+    new_writer.close()
+    for each in waiting:
+        with each:
+            each.settimeout(5)
+            answer = each.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in answer

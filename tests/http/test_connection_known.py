@@ -15,7 +15,7 @@ from headgate.gateway.exchange import Exchange
 from headgate.gateway.heads import MOST_BLOCKS, MOST_HEADERS
 from headgate.gateway.listener import Listener, Rest, listen
 from headgate.gateway.server import listening
-from tests.http.wires import GET, Served, Wire, echo, read_answer, served
+from tests.http.wires import GET, Served, Wire, echo, parsed_all, read_answer, served
 from tests.topology import HOST, eventually
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,7 @@ async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes
         client.connection_made(wire)
         for piece in pieces:
             client.data_received(piece)
+        await parsed_all(client)
         if b" 400 " in wire.written:
             seen.append(b"refused")
         return seen
@@ -268,6 +269,7 @@ async def test_a_long_row_of_requests_answered_at_once_is_a_row_and_not_a_tower(
     noted = Noted(b"ok")
     client, wire = noted.client()
     client.data_received(b"".join(GET % b"/%d" % number for number in range(3000)))
+    await parsed_all(client)
     await asyncio.sleep(0)
     assert [path for _, path, _, _ in noted.seen] == [b"/%d" % number for number in range(3000)]
     assert wire.written.count(b"\r\n\r\nok") == 3000
@@ -292,7 +294,7 @@ async def test_who_asks_for_much_at_once_and_takes_nothing_is_waited_for() -> No
 
 async def test_nothing_is_done_for_requests_behind_the_last_one_that_is_answered() -> None:
     noted = Noted(b"ok")
-    noted.house.stopping = True
+    noted.house.be_quiet()
     client, wire = noted.client()
     client.data_received(GET % b"/1" + GET % b"/2")
     client.resume_writing()

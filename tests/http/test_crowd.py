@@ -224,7 +224,7 @@ def test_who_is_not_let_in_has_not_entered(trial: Trial) -> None:
     [
         (("--report", "nowhere/report.html"), "The report cannot be written to nowhere/report.html"),
         (("--report", "."), "The report cannot be written"),
-        (("--queue", "nobody-made-it"), "There is no queue of this name"),
+        (("--queue", "nobody-made-it"), "There is no queue nobody-made-it"),
         (("--arena", "wss://arena.example/gameserver"), "plain ws:// only"),
         (("--arena", "nonsense"), "plain ws:// only"),
         (("--url", "http://127.0.0.1:1"), "http://127.0.0.1:1 cannot be reached"),

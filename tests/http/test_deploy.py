@@ -17,12 +17,13 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.programs import need
 from tests.topology import HOST, Topology, free_port, reaper, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPONENTS = ("gateway", "worker", "relay")
-WORDS = frozenset({"and", "or", "on", "by", "sum", "max", "vector"})
-# Prometheus adds these; a label of ours that it also has comes as exported_….
+WORDS = frozenset({"and", "or", "on", "by", "sum", "max", "vector", "unless", "offset", "absent"})
+# Prometheus adds these, so no metric of ours may have them.
 ADDED = frozenset({"instance", "job", "le"})
 
 
@@ -199,13 +200,15 @@ def check(expression: str, known: dict[str, set[str]]) -> None:
     assert names or "up{" in expression
     assert names <= known.keys(), expression
     for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
-        labels = {label.removeprefix("exported_") for label in re.findall(r"(\w+)[=!]", matchers)}
+        labels = set(re.findall(r"(\w+)[=!]", matchers))
         assert not known.get(name) or labels <= known[name] | ADDED, expression
     seen = [known[name] for name in names]
     if all(seen):
-        assert {label.removeprefix("exported_") for label in grouped(expression)} <= set().union(*seen) | ADDED, (
-            expression
-        )
+        assert grouped(expression) <= set().union(*seen) | ADDED, expression
+
+
+def test_no_metric_has_a_label_that_prometheus_sets_itself(known: dict[str, set[str]]) -> None:
+    assert {name for name, labels in known.items() if labels & {"job", "instance"}} == set()
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
@@ -245,6 +248,64 @@ def test_what_prometheus_discovers_is_served(fleet: dict[str, Process]) -> None:
         "headgate-gateway",
         "headgate-relay",
     }
+
+
+def test_a_real_prometheus_scrapes_what_is_shipped_and_every_panel_can_be_asked_for(
+    fleet: dict[str, Process], known: dict[str, set[str]], tmp_path: Path
+) -> None:
+    program, port = need("prometheus"), free_port()
+    read = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in read["scrape_configs"]}
+    del jobs["headgate-pods"]  # Debian builds Prometheus without Kubernetes
+    jobs["headgate"] |= {
+        "scrape_interval": "1s",
+        "static_configs": [{"targets": [f"{HOST}:{each.ops_port}" for each in fleet.values()]}],
+    }
+    discovery = jobs["registered"]["http_sd_configs"][0]
+    discovery["url"] = discovery["url"].replace("gateway-1:8080", f"{HOST}:{fleet['gateway'].port}")
+    discovery["authorization"]["credentials_file"] = str(fleet["gateway"].token)
+    discovery["refresh_interval"] = "1s"
+    rules_file = str(DEPLOY / "prometheus" / "headgate.rules.yml")
+    (tmp_path / "prometheus.yml").write_text(
+        yaml.safe_dump({"rule_files": [rules_file], "scrape_configs": [*jobs.values()]})
+    )
+    with (tmp_path / "log").open("wb") as output:
+        process = reaper().spawn(
+            [
+                program,
+                f"--config.file={tmp_path}/prometheus.yml",
+                f"--storage.tsdb.path={tmp_path}/data",
+                f"--web.listen-address={HOST}:{port}",
+            ],
+            output,
+        )
+
+    def ask(path: str, **query: str) -> Any:
+        try:
+            answer = httpx2.get(f"http://{HOST}:{port}/api/v1/{path}", params=query, timeout=5)
+        except httpx2.TransportError:
+            return {}
+        return answer.json()["data"] if answer.status_code == 200 else {}
+
+    def health() -> list[str]:
+        return [target["health"] for target in ask("targets").get("activeTargets", [])]
+
+    try:
+        wait_until(lambda: health() == ["up"] * len(fleet), 30, "all processes are scraped")
+        # Our own processes are discovered too, and dropped, since they are scraped already.
+        wait_until(lambda: bool(ask("targets")["droppedTargets"]), 30, "the registry is asked")
+        loaded = {rule["name"] for group in ask("rules")["groups"] for rule in group["rules"]}
+        assert loaded == {rule["alert"] for rule in rules()}
+        for panel in panels():
+            for target in panel.get("targets", ()):
+                told = ask("query", query=target["expr"].replace("$queue", ".*"))
+                assert told.get("resultType") == "vector", target["expr"]
+        waiting = ask("query", query='count(headgate_queue_waiting{queue="sale"})')["result"]
+        assert waiting[0]["value"][1] == "2", "a gateway and a worker show it"
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert "level=error" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(

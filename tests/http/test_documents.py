@@ -67,6 +67,7 @@ def test_every_problem_is_described_by_its_codes(document: dict[str, Any]) -> No
         "415": ["media_unsupported"],
         "422": ["invalid_request"],
         "503": ["store_unavailable"],
+        "507": ["store_full"],
     }
     listed = {problem["code"]: problem for problem in document["x-problems"]}
     assert listed["cupboard_bare"] == {
@@ -101,6 +102,24 @@ def test_what_mounts_serve_is_described_too(gateway_process: GatewayProcess) -> 
     assert proxy["security"] == [{"apiToken": ["service"]}], "Authorization is the upstream's"
     assert {"200", "202", "404", "502", "504"} <= set(proxy["responses"])
     assert {parameter["name"] for parameter in proxy["parameters"]} >= {"upstream", "path", "X-User-Id"}
+
+
+def test_every_parameter_is_explained(gateway_process: GatewayProcess) -> None:
+    document = httpx2.get(f"{gateway_process.url}/openapi.json").json()
+    unexplained = {
+        (name, each["name"])
+        for name, operation in operations(document).items()
+        for each in operation["parameters"]
+        if not each.get("description")
+    }
+    assert unexplained == set()
+
+
+def test_the_largest_page_is_told(gateway_process: GatewayProcess) -> None:
+    document = httpx2.get(f"{gateway_process.url}/openapi.json").json()
+    for path in ("/cfg/v1/{namespace}", "/sd/v1/instances", "/sd/v1/services"):
+        parameters = {each["name"]: each for each in document["paths"][path]["get"]["parameters"]}
+        assert "1,000" in parameters["limit"]["description"]
 
 
 WRITTEN_FIRST = (

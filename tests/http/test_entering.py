@@ -42,7 +42,7 @@ async def test_a_registered_block_that_is_cancelled_at_any_moment_leaves_no_ghos
     hg: Headgate, other: Headgate
 ) -> None:
     async def work() -> None:
-        async with hg.registry.registered(type="game", group="g"):
+        async with hg.registry.registered(hostname="h", type="game", group="g"):
             pass
 
     assert await inject(work, lambda: eventually(lambda: nobody(other))) >= 2
@@ -54,7 +54,7 @@ async def test_an_offer_that_is_cancelled_at_any_moment_leaves_no_seats(
 ) -> None:
     async def work() -> None:
         offer = hg.queue.offer_seats(capacity=5, address="ws://here", queue="q", instance_id=name)
-        offer.registration = SeatRegistration(hg.registry, Record(type="game", group="g"))
+        offer.registration = SeatRegistration(hg.registry, Record(hostname="h", type="game", group="g"))
         async with offer:
             pass
 
@@ -63,7 +63,7 @@ async def test_an_offer_that_is_cancelled_at_any_moment_leaves_no_seats(
 
 async def test_a_client_that_closes_after_a_cancelled_entry_leaves_no_ghost(make: Make, other: Headgate) -> None:
     async def work() -> None:
-        async with make() as hg, hg.registry.registered(type="game", group="g"):
+        async with make() as hg, hg.registry.registered(hostname="h", type="game", group="g"):
             await asyncio.Event().wait()
 
     for turns in range(0, 60, 3):
@@ -86,7 +86,7 @@ async def test_a_registration_whose_answer_was_lost_is_taken_out(hg: Headgate, o
 
     mode.register = lossy  # type: ignore[assignment,method-assign]
     with pytest.raises(StoreUnavailable):
-        async with hg.registry.registered(type="game", group="g", instance_id="a"):
+        async with hg.registry.registered(hostname="h", type="game", group="g", instance_id="a"):
             raise AssertionError("nobody said that it is registered")
     await eventually(lambda: nobody(other))
 
@@ -107,7 +107,7 @@ async def test_a_lost_registration_is_not_taken_out_in_the_place_of_a_later_one(
 
     mode.register, mode.remove = lossy, noted  # type: ignore[assignment,method-assign]
     with pytest.raises(StoreUnavailable):
-        await hg.registry.register(type="game", group="g", instance_id="a")
+        await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     await removed.wait()
     assert [each.hostname for each in await other.registry.discover("game", "g")] == ["later"]
 
@@ -128,10 +128,10 @@ async def test_seats_whose_first_answer_was_lost_are_taken_back(hg: Headgate, ot
 
 
 async def test_seats_of_a_server_that_cannot_be_registered_are_taken_back(hg: Headgate, other: Headgate) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     await hg.registry.remove("a")
     offer = hg.queue.offer_seats(capacity=5, address="ws://here", queue="q")
-    offer.registration = SeatRegistration(hg.registry, Record(type="not a name", group="g"))
+    offer.registration = SeatRegistration(hg.registry, Record(hostname="h", type="not a name", group="g"))
     with pytest.raises(Exception, match="type"):
         async with offer:
             raise AssertionError("it is not registered")

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import httpx2
 
@@ -108,6 +109,52 @@ async def test_no_header_of_the_visitor_fools_the_gate_of_a_site(gateway: Gatewa
             assert (await visitor.get(f"/{queue}/x", headers={name: value})).status_code == 302, name
         assert (await visitor.get("/api/admin/queues", headers={"X-API-Token": "x"})).text == "page /api/admin/queues"
     await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def test_a_path_in_any_bytes_reaches_the_site_and_its_gate(gateway: Gateway) -> None:
+    name = secrets.token_hex(4)
+    queue = await make(gateway, capacity=0, paths=[f"/상품-{name}/**"])
+    gate = Gate(site, gateway.url, token=gateway.token)
+
+    async def ask(path: str, raw: bytes | None = None) -> tuple[int, bytes]:
+        """Ask as servers do that pass on what came; without raw bytes, as those do that have decoded it."""
+        sent: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"\xe9"), (b"cookie", b"a=\xff; b=\xec\x83\x81"), (b"accept", b"text/html")]
+        scope: Scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": b"y=\xc3\xa9",
+            "headers": headers,
+        }
+        if raw is not None:
+            scope["raw_path"] = raw
+        await gate(scope, never, keep)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+    guarded = f"/상품-{name}/x"
+    try:
+
+        async def waits() -> bool:
+            return (await ask(guarded))[0] == 302
+
+        await eventually(waits, 10, "the queue is known")
+        for raw in (guarded.encode(), quote(guarded).encode(), guarded.encode("euc-kr"), b"/%ff"):
+            assert (await ask(guarded, raw))[0] == 302, raw
+        assert (await ask(f"/상품-{name}%2Fx"))[0] == 302
+        for given in (None, "/다른".encode(), quote("/다른").encode()):
+            assert await ask("/다른", given) == (200, "page /다른".encode()), given
+    finally:
+        await gate.close()
+        await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+async def never() -> Message:
+    raise AssertionError("there is no body to read")
 
 
 async def test_a_visitor_is_nobody_else_for_the_sites_token(gateway: Gateway) -> None:

@@ -43,7 +43,7 @@ async def test_a_cancellation_while_seats_are_given_up_is_not_lost(server: Topol
 
 async def test_a_cancellation_while_a_watch_of_a_type_ends_is_not_lost(server: Topology) -> None:
     async with Headgate(server.url) as hg:
-        await hg.registry.register(type="game", group="g")
+        await hg.registry.register(hostname="h", type="game", group="g")
 
         async def leave() -> None:
             async with aclosing(hg.registry.watch("game")) as watch:
@@ -66,7 +66,7 @@ async def test_a_cancellation_while_an_application_takes_its_time_to_end_is_not_
 
     inbox: asyncio.Queue[Any] = asyncio.Queue()
     outbox: asyncio.Queue[Any] = asyncio.Queue()
-    wrapped = registered(slow, server.url, Record(type="web"), drain_seconds=0)
+    wrapped = registered(slow, server.url, Record(hostname="h", type="web"), drain_seconds=0)
     running = asyncio.ensure_future(wrapped({"type": "lifespan"}, inbox.get, outbox.put))
     for word in ("startup", "shutdown"):
         await inbox.put({"type": f"lifespan.{word}"})

@@ -117,7 +117,8 @@ def test_a_lost_lock_stops_the_command_and_all_it_started(shell: Shell, name: st
     watch = Stopwatch()
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 70
-    assert "lost" in errors
+    assert errors.startswith(f"headgate: The lock {name} was lost: ")
+    assert errors.count("\n") == 1, errors
     assert watch.seconds < 4  # the lease that was left, and a second
     wait_until(lambda: not _alive(child))
 

@@ -62,6 +62,16 @@ async def test_callers_are_told_within_the_deadline(node: Node, fresh_sample: Sa
     assert watch.seconds < 2.0 + SLACK
 
 
+async def test_words_of_the_store_are_for_the_log_and_not_for_callers(node: Node, fresh_sample: SampleStarter) -> None:
+    sample = fresh_sample(node.url, deadline_ms=500)
+    node.command("CONFIG", "SET", "replica-serve-stale-data", "no")
+    node.command("REPLICAOF", "127.0.0.1", "1")
+    for response, _ in await ask_many(sample, 4):
+        assert problem(response, 503, "store_unavailable")["detail"] == "The store is away."
+        assert "MASTERDOWN" not in response.text
+    assert "The store is away: MASTERDOWN" in sample.log
+
+
 async def test_outage_that_lasts_is_told_at_once(node: Node, fresh_sample: SampleStarter) -> None:
     sample = fresh_sample(node.url, deadline_ms=DEADLINE_MS)
     node.kill()

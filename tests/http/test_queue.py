@@ -290,6 +290,8 @@ async def test_operators_change_policies_with_if_match(scene: Scene) -> None:
     records = (await scene.admin.get("/api/admin/queues/shop/audit", params=scene.where())).json()["records"]
     assert [record["action"] for record in records] == ["pause", "configure", "configure"]
     assert records[0]["who"]
+    assert (records[0]["old"]["paused"], records[0]["new"]["paused"]) == (False, True)
+    assert (records[1]["old"]["ratePerSecond"], records[1]["new"]["ratePerSecond"]) == (None, 5)
     listed = (await scene.admin.get("/api/admin/queues", params=scene.where())).json()["queues"]
     assert [queue["queue"] for queue in listed] == ["shop"]
     assert (await scene.admin.delete("/api/admin/queues/shop", params=scene.where())).status_code == 204
@@ -312,6 +314,20 @@ async def test_operators_change_policies_with_if_match(scene: Scene) -> None:
 async def test_a_policy_that_makes_no_sense_is_refused(scene: Scene, policy: dict[str, object]) -> None:
     answer = await scene.admin.put("/api/admin/queues/main", params=scene.where(), json=policy)
     assert answer.status_code == 422, answer.text
+
+
+@pytest.mark.parametrize("field", ["capacity", "maxCapacity"])
+async def test_a_server_with_too_many_seats_is_told_how_many_it_may_have(scene: Scene, field: str) -> None:
+    await scene.create(seats="servers")
+    where = "/api/queue/servers/s1"
+    most = await scene.admin.put(where, params=scene.where(), json={field: 10_000, "sessions": []})
+    assert most.status_code == 200, most.text
+    refused = await scene.admin.put(where, params=scene.where(), json={field: 10_001, "sessions": []})
+    assert refused.status_code == 422
+    assert (
+        refused.json()["detail"] == f"{field} must be a whole number from 0 to 10000; for more seats run more servers."
+    )
+    assert refused.json()["field"] == field
 
 
 async def test_admit_and_reset(scene: Scene) -> None:
@@ -347,6 +363,22 @@ async def test_the_store_away_is_a_503_at_once(fresh_server: Any, fresh_gateway:
         ):
             assert (answer.status_code, answer.json()["code"]) == (503, "store_unavailable")
             assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_gateway_without_any_worker_shows_who_waits_at_its_operations_port(
+    server: Topology, fresh_gateway: Any
+) -> None:
+    process: GatewayProcess = fresh_gateway(server.url)
+    async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
+        await admin.put("/api/admin/queues/main", json={"capacity": 0})
+        for number in range(3):
+            await admin.post("/api/queue/entry", json={"nickname": f"n{number}"})
+
+        async def shown() -> bool:
+            text = (await admin.get(f"{process.ops_url}/metrics")).text
+            return 'headgate_queue_waiting{queue="main"} 3.0' in text and 'process="gateway"' in text
+
+        await eventually(shown, 20)
 
 
 async def test_the_gateway_shows_the_seeds_counters_at_the_first_look(server: Topology, fresh_gateway: Any) -> None:

@@ -89,7 +89,7 @@ def test_a_queue_from_creation_to_deletion(shell: Shell) -> None:
     changed = [line.split("\t")[3] for line in shell.run("queue", "audit", "main").stdout.splitlines()]
     assert changed[-2:] == [
         "ratePerSecond 5 → no limit",
-        "seats fixed, capacity 2, ratePerSecond 5, message Welcome, all",
+        'seats fixed, capacity 2, ratePerSecond 5, message "Welcome, all"',
     ]
     assert shell.json("queue", "history", "main") == {"queue": "main", "minutes": []}
     assert shell.run("queue", "delete", "main", "--yes").returncode == 0
@@ -111,11 +111,13 @@ def test_a_field_that_makes_no_sense_is_refused(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("placement=foo", "it is one of most-free, packed."),
-        ("fail-mode=foo", "it is one of open, closed."),
+        ("placement=foo", "placement must be most-free or packed."),
+        ("fail-mode=foo", "failMode must be open or closed."),
         ("opensAt=tomorrow", "such as 2026-12-24T18:00:00Z"),
         ("ratePerSecond=", "ratePerSecond has no value; ratePerSecond=null takes the limit away."),
-        ("capacity=many", "capacity=null takes the limit away."),
+        ("capacity=many", "capacity must be a whole number; capacity=null takes the limit away."),
+        ("ratePerSecond=abc", "ratePerSecond must be a number; ratePerSecond=null takes the limit away."),
+        ("nothing=1", "There is no field named `nothing`. `headgate queue show NAME` lists"),
     ],
 )
 def test_a_value_that_cannot_be_is_told_what_can(word: str, said: str) -> None:

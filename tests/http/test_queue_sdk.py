@@ -6,6 +6,7 @@ import asyncio
 import base64
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import UNSET
 
 from headgate.cli.chat import enter_again
 from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk import Headgate, HeadgateSync
+from headgate.sdk import queue as sdk_queue
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
 from headgate.waiting_room.model import BEAT_SECONDS, Beat
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueUnknown,
+    SessionUnknown,
     TicketExpired,
     TicketInvalid,
     TicketUsed,
@@ -115,12 +117,40 @@ async def test_the_same_exceptions_in_both_modes(scene: Scene) -> None:
     assert (await queue.status(status.user_id)).status is State.FINISHED
 
 
+async def test_a_session_without_a_server_lasts_as_long_as_it_is_renewed(scene: Scene) -> None:
+    queue = scene.hg.queue
+    await scene.create(capacity=1, sessionTtlSeconds=3)
+    status = await promoted(scene)
+    assert isinstance(status.ticket_id, str)
+    await queue.redeem(status.ticket_id, session_id="s1")
+    began = time.monotonic()
+    while time.monotonic() - began < 4:
+        renewed = await queue.renew("s1")
+        assert (renewed.session_id, renewed.queue, renewed.user_id) == ("s1", "main", status.user_id)
+        assert renewed.expires_in_ms == 3000
+        await scene.visit()
+        await asyncio.sleep(0.2)
+    assert (await queue.status(status.user_id)).status is State.ACTIVE
+
+    async def over() -> bool:
+        await scene.visit()
+        return (await scene.room.status(scene.namespace, "main", status.user_id, trusted=True)).status is State.FINISHED
+
+    await eventually(over, 10, "the session ends once nobody renews it")
+    for gone in ("s1", "never-was"):
+        with pytest.raises(SessionUnknown):
+            await queue.renew(gone)
+    for odd in ("..", "a/b", ""):
+        with pytest.raises(InvalidRequest):
+            await queue.renew(odd)
+
+
 async def test_a_server_offers_seats_redeems_and_leaves(scene: Scene) -> None:
     await scene.create()
     queue = scene.hg.queue
     async with queue.offer_seats(capacity=1, max_capacity=2, address="ws://here") as offer:
         status = await promoted(scene)
-        assert not isinstance(status.server, msgspec.UnsetType)
+        assert status.server is not None
         assert (status.server.instance_id, status.server.address) == (offer.instance_id, "ws://here")
         assert isinstance(status.ticket_id, str)
         redeemed = await offer.redeem(status.ticket_id, "s1")
@@ -308,6 +338,41 @@ async def test_a_wait_tells_also_when_only_the_least_time_changes(scene: Scene) 
         assert told.least_seconds != before.least_seconds
 
 
+async def test_the_stores_time_is_asked_for_again_and_kept_while_the_gateway_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = SigningKeys.read(SigningKeys.generate())
+    ticket = keys.sign_ticket(Ticket(jti="t", sub="u", aud="main", gen=1, exp=1_000_000))
+    times = iter(["999990.5", "1000500.0", "nonsense"])
+
+    class Site(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("X-Store-Time", next(times))
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode(keys.jwks()))
+
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        async with Headgate(f"http://127.0.0.1:{site.server_port}") as hg:
+            for _ in range(3):
+                assert (await hg.queue.check_ticket(ticket)).jti == "t", "by its clock, whatever ours says"
+            monkeypatch.setattr(sdk_queue, "_FRESH_SECONDS", 0.0)
+            monkeypatch.setattr(sdk_queue, "_REFRESH_SECONDS", 0.0)
+            hg.queue._refresh_at = 0.0
+            for _ in range(2):
+                with pytest.raises(TicketExpired):
+                    await hg.queue.check_ticket(ticket)
+            assert next(times, None) is None
+            site.shutdown()
+            site.server_close()
+            with pytest.raises(TicketExpired):
+                await hg.queue.check_ticket(ticket)
+
+
 async def test_a_chat_that_comes_back_before_it_was_missed_waits_until_it_is(scene: Scene) -> None:
     await scene.create(capacity=1)
     entry = await scene.hg.queue.entry("Ryan")
@@ -379,7 +444,7 @@ def test_a_header_of_any_shape_is_refused_and_never_an_error_of_ours(odd: dict[s
         with pytest.raises(TicketInvalid):
             published.check_ticket(made_up, queue="main")
         with pytest.raises(Forbidden):
-            ProofKeys("a secret of the site" * 2, keys).check(made_up, queue="main", user_id="ryan")
+            ProofKeys("a secret of the site" * 2, keys).check(made_up, queue="main", user_id="ryan", now=time.time())
 
 
 async def test_new_keys_are_fetched_when_a_ticket_names_them_and_made_up_ones_not_each_time() -> None:
@@ -463,7 +528,7 @@ async def test_a_later_gateway_is_understood_and_a_broken_answer_stops_no_heartb
             assert (status.rank, status.eta and status.eta.high) == (2, 2.0)
             seen = [one async for one in hg.queue.wait("u1")]
             assert [one.status for one in seen] == [State.WAITING, State.PROMOTED]
-            assert not isinstance(seen[-1].server, msgspec.UnsetType)
+            assert seen[-1].server is not None
             assert seen[-1].server.address == "ws://here"
             async with hg.queue.offer_seats(capacity=1, address="ws://here") as offer:
                 Later.broken, before = True, Later.beats
@@ -552,7 +617,7 @@ async def test_a_wait_tells_of_a_pause_and_of_its_end(scene: Scene) -> None:
     await scene.create(capacity=0)
     entry = await scene.hg.queue.entry("ann")
     async with asyncio.timeout(20), aclosing(scene.hg.queue.wait(entry.user_id)) as wait:
-        assert (await anext(wait)).paused is UNSET
-        for action, paused in (("pause", True), ("resume", UNSET)):
+        assert (await anext(wait)).paused is False
+        for action, paused in (("pause", True), ("resume", False)):
             await scene.hg.queues.operate("main", action)
             assert (await anext(wait)).paused is paused

@@ -33,7 +33,7 @@ async def client(gateway: Gateway, namespace: str) -> AsyncIterator[httpx2.Async
 
 
 async def register(client: httpx2.AsyncClient, id_: str = "", **fields: Any) -> Any:
-    record = {"type": "game", "group": "kr-1", **({"instanceId": id_} if id_ else {}), **fields}
+    record = {"type": "game", "group": "kr-1", "hostname": "h", **({"instanceId": id_} if id_ else {}), **fields}
     response = await client.post("/sd/v1/instances", json=record)
     assert response.status_code == 200, response.text
     return response.json()
@@ -156,7 +156,7 @@ async def test_a_real_probe_only_filters(client: httpx2.AsyncClient) -> None:
     ],
 )  # fmt: skip
 async def test_bad_records_are_refused_with_422(client: httpx2.AsyncClient, record: dict[str, object]) -> None:
-    response = await client.post("/sd/v1/instances", json={"type": "game", "group": "kr-1", **record})
+    response = await client.post("/sd/v1/instances", json={"type": "game", "group": "kr-1", "hostname": "h", **record})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
 
 
@@ -182,14 +182,14 @@ async def test_overrides_evictions_and_protection_over_http(client: httpx2.Async
     assert await found(client, healthy="true") == []
     assert (await client.patch("/sd/v1/instances/x", params=query, json={})).status_code == 404
     assert (await client.post("/sd/v1/instances/a/evict", params=query, json={"forSeconds": 60})).status_code == 204
-    again = await client.post("/sd/v1/instances", json={**query, "instanceId": "a"})
+    again = await client.post("/sd/v1/instances", json={**query, "instanceId": "a", "hostname": "h"})
     assert (again.status_code, again.json()["code"]) == (409, "evicted")
     assert (await client.patch("/sd/v1/services", params=query, json={"protection": "off"})).status_code == 204
     assert (await client.patch("/sd/v1/services", params=query, json={"protection": "x"})).status_code == 422
 
 
 async def test_a_heartbeat_with_a_record_takes_what_stands_beside_it(client: httpx2.AsyncClient) -> None:
-    record = {"type": "game", "group": "kr-1", "metadata": {"v": 1}, "performance": {"tps": 1}}
+    record = {"type": "game", "group": "kr-1", "hostname": "h", "metadata": {"v": 1}, "performance": {"tps": 1}}
     path = "/sd/v1/instances/a/heartbeat"
     beat = {"record": record, "metrics": {"tps": 2}, "healthy": False}
     assert (await client.post(path, json=beat)).status_code == 200
@@ -264,6 +264,58 @@ async def test_all_groups_are_watched_under_one_cursor(client: httpx2.AsyncClien
         assert names == {"c", "d"}
 
 
+async def test_an_instance_without_any_address_is_refused(client: httpx2.AsyncClient) -> None:
+    record = {"type": "game", "group": "kr-1", "instanceId": "a", "port": 7000}
+    for path, body in (("", record), ("/a/heartbeat", {"record": record})):
+        refused = await client.post(f"/sd/v1/instances{path}", json=body)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), refused.text
+        assert "publicIp" in refused.json()["detail"]
+    for address in ({"hostname": "h"}, {"publicIp": "203.0.113.7"}, {"privateIp": "10.0.0.7"}):
+        assert (await client.post("/sd/v1/instances", json=record | address)).status_code == 200
+
+
+async def test_the_last_heartbeat_in_a_registration_is_ignored(client: httpx2.AsyncClient) -> None:
+    for said in ("2001-01-01T00:00:00Z", 978307200000, None):
+        await register(client, "a", lastHeartbeat=said)
+        (instance,) = (await client.get("/sd/v1/instances", params={"type": "game"})).json()["instances"]
+        assert instance["lastHeartbeat"] > "2020"
+
+
+@pytest.mark.parametrize("group", [None, "kr-1"])
+async def test_a_list_of_instances_has_pages(client: httpx2.AsyncClient, group: str | None) -> None:
+    names = [f"i{number:02}" for number in range(7)]
+    for name in names:
+        await register(client, name)
+    if group is None:
+        for other in ("kr", "kr-1.a", "kr-10"):
+            await register(client, "x", group=other)
+    expected = sorted(
+        [*([("kr", "x"), ("kr-1.a", "x"), ("kr-10", "x")] if group is None else []), *(("kr-1", n) for n in names)]
+    )
+    query = {"type": "game", "limit": "3"} | ({"group": group} if group else {})
+    seen: list[tuple[str, str]] = []
+    while True:
+        answer = (await client.get("/sd/v1/instances", params=query)).json()
+        seen += [(each["group"], each["instanceId"]) for each in answer["instances"]]
+        if answer["nextPage"] is None:
+            break
+        assert len(answer["instances"]) == 3
+        query["page"] = answer["nextPage"]
+    assert seen == expected
+    whole = await client.get("/sd/v1/instances", params={"type": "game", "group": "kr-1"})
+    assert whole.json()["nextPage"] is None, whole.text
+    assert (await client.get("/sd/v1/instances", params={"type": "game", "limit": 0})).json()["field"] == "limit"
+
+
+async def test_a_list_of_services_has_pages(client: httpx2.AsyncClient) -> None:
+    for number in range(5):
+        await register(client, "a", group=f"g{number}")
+    first = (await client.get("/sd/v1/services", params={"limit": 3})).json()
+    second = (await client.get("/sd/v1/services", params={"limit": 3, "page": first["nextPage"]})).json()
+    assert [each["group"] for each in first["services"]] == ["g0", "g1", "g2"]
+    assert ([each["group"] for each in second["services"]], second["nextPage"]) == (["g3", "g4"], None)
+
+
 async def test_services_prometheus_and_exposition(client: httpx2.AsyncClient) -> None:
     await register(client, "a", privateIp="10.0.0.1", port=9000, performance={"tps": 12.5, "note": "x", "on": True})
     (service,) = (await client.get("/sd/v1/services")).json()["services"]
@@ -271,7 +323,7 @@ async def test_services_prometheus_and_exposition(client: httpx2.AsyncClient) ->
     (target,) = (await client.get("/sd/v1/prometheus")).json()
     assert target["targets"] == ["10.0.0.1:9000"]
     text = (await client.get("/sd/v1/metrics")).text
-    assert 'name="tps"} 12.5' in text
+    assert 'instance_id="a",name="tps"} 12.5' in text
     assert "note" not in text
     assert 'name="on"' not in text
 
@@ -297,7 +349,7 @@ async def test_a_token_of_one_namespace_has_nothing_to_do_with_another(
             return (await stranger.get("/sd/v1/services")).status_code == 200
 
         await eventually(accepted)
-        record = {"type": "game", "group": "kr-1", "instanceId": "a"}
+        record = {"type": "game", "group": "kr-1", "instanceId": "a", "hostname": "h"}
         for method, path, sent in (
             ("GET", "/sd/v1/instances?type=game", None), ("GET", "/sd/v1/watch?type=game&group=kr-1", None),
             ("POST", "/sd/v1/instances", record), ("POST", "/sd/v1/instances/a/heartbeat", {}),

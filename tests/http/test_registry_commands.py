@@ -42,7 +42,14 @@ class Shell:
 
     def register(self, id_: str) -> None:
         # A lease that outlasts the test however slowly commands start.
-        record = {"type": "game", "group": "g", "instanceId": id_, "metadata": {"v": "1"}, "ttlSeconds": 600}
+        record = {
+            "type": "game",
+            "group": "g",
+            "instanceId": id_,
+            "hostname": "h",
+            "metadata": {"v": "1"},
+            "ttlSeconds": 600,
+        }
         assert self.http.post("/sd/v1/instances", json=record).status_code == 200
 
     def names(self, **query: str) -> list[str]:
@@ -77,7 +84,10 @@ def test_drain_evict_and_remove(shell: Shell) -> None:
     assert shell.names(healthy="true") == ["a", "b"]
     assert shell.run("evict", "game/g", "a", "--for", "60").returncode == 0
     assert (
-        shell.http.post("/sd/v1/instances", json={"type": "game", "group": "g", "instanceId": "a"}).status_code == 409
+        shell.http.post(
+            "/sd/v1/instances", json={"type": "game", "group": "g", "instanceId": "a", "hostname": "h"}
+        ).status_code
+        == 409
     )
     assert shell.run("remove", "game/g", "b").returncode == 0
     assert shell.names() == []

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from headgate.registry.instances import Registry
+from headgate.registry.metrics import SERVICES
 from headgate.registry.model import Record
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
@@ -54,7 +55,7 @@ async def test_a_gateway_counts_what_is_registered_renewed_and_watched(gateway: 
         return b"event: bookmark" in told and await measured(gateway, "headgate_registry_watchers") == open_before + 1
 
     await eventually(watched)
-    await client.post("/sd/v1/instances", json={**place, "instanceId": "a"})
+    await client.post("/sd/v1/instances", json={**place, "instanceId": "a", "hostname": "h"})
     for name in ("a", "a", "nobody"):
         await client.post(f"/sd/v1/instances/{name}/heartbeat", json=place)
 
@@ -94,6 +95,7 @@ async def test_a_gateway_counts_publishes_by_their_outcome(gateway: Gateway) -> 
 
 async def test_a_worker_counts_the_living_the_suspects_and_the_dead(store: Store) -> None:
     registry = Registry(store, RegistrySettings(ttl_seconds=5))
+    SERVICES.forget(*SERVICES.shown())
     sweeper, namespace = Sweeper(registry), secrets.token_hex(4)
     thing = registry.service(namespace, "game", "g")
     service = f"{namespace}/game/g"
@@ -102,7 +104,7 @@ async def test_a_worker_counts_the_living_the_suspects_and_the_dead(store: Store
         return REGISTRY.get_sample_value(f"headgate_registry_{name}", {"service": service, **labels})
 
     for number in range(10):
-        await registry.register(namespace, Record(type="game", group="g", instance_id=f"i{number}"))
+        await registry.register(namespace, Record(hostname="h", type="game", group="g", instance_id=f"i{number}"))
     await sweeper.sweep(thing)
     assert (sample("instances", state="live"), sample("instances", state="suspect")) == (10, 0)
     for ms in (2000, 4000, 5500):

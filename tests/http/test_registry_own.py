@@ -186,7 +186,7 @@ async def test_a_server_whose_return_was_answered_to_nobody_goes_on_with_the_bea
 ) -> None:
     await other.queues.configure("q", PolicyChange())
     offer = hg.queue.offer_seats(capacity=5, address="ws://here", queue="q", instance_id="a")
-    offer.registration = SeatRegistration(hg.registry, Record(type="game", group="g"))
+    offer.registration = SeatRegistration(hg.registry, Record(hostname="h", type="game", group="g"))
     async with offer:
         loss = Loss(hg)
         await other.registry.remove("a", "game", "g")
@@ -202,7 +202,7 @@ async def test_a_server_whose_return_was_answered_to_nobody_goes_on_with_the_bea
 async def test_a_server_that_was_lost_does_not_take_its_id_back_from_a_later_one(hg: Headgate, other: Headgate) -> None:
     await other.queues.configure("q", PolicyChange())
     offer = hg.queue.offer_seats(capacity=5, address="ws://here", queue="q", instance_id="a")
-    offer.registration = SeatRegistration(hg.registry, Record(type="game", group="g"))
+    offer.registration = SeatRegistration(hg.registry, Record(hostname="h", type="game", group="g"))
     async with offer:
 
         async def taken_over() -> None:

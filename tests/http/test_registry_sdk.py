@@ -51,7 +51,7 @@ async def test_register_beat_discover_remove(hg: Headgate) -> None:
 
 async def test_the_nacos_names(hg: Headgate) -> None:
     for name in ("a", "b"):
-        await hg.registry.register(type="game", group="kr-1", instance_id=name, healthy=name == "a")
+        await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id=name, healthy=name == "a")
     assert len(await hg.registry.get_all_instances("game/kr-1")) == 2
     assert [each.instance_id for each in await hg.registry.get_healthy_instances("game")] == ["a"]
     answer = await hg.registry.batch_heartbeat(["a", "b", "x"])
@@ -61,8 +61,8 @@ async def test_the_nacos_names(hg: Headgate) -> None:
 
 
 async def test_filters_and_overrides(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="kr-1", instance_id="a", metadata={"v": 2})
-    await hg.registry.register(type="game", group="kr-1", instance_id="b", metadata={"v": 3})
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a", metadata={"v": 2})
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="b", metadata={"v": 3})
     assert await ids(hg, filters=["metadata.v>2"]) == ["b"]
     await hg.registry.override("game", "kr-1", "b", OverrideChange(enabled=False))
     assert await ids(hg, healthy=True) == ["a"]
@@ -72,7 +72,7 @@ async def test_filters_and_overrides(hg: Headgate) -> None:
 
 
 async def test_listeners_hear_the_present_and_every_change(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="kr-1", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a")
     heard: list[Change] = []
     plain: list[Change] = []
 
@@ -86,7 +86,7 @@ async def test_listeners_hear_the_present_and_every_change(hg: Headgate) -> None
     await hg.registry.subscribe("game/kr-1", listen)
     await hg.registry.subscribe("game/kr-1", raising)
     await eventually(lambda: len(heard) == 1)
-    await hg.registry.register(type="game", group="kr-1", instance_id="b")
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="b")
     await hg.registry.remove("a")
     await eventually(lambda: len(heard) == 3 and len(plain) == 3)
     assert [(change.kind, change.instance.instance_id) for change in heard] == [
@@ -95,7 +95,7 @@ async def test_listeners_hear_the_present_and_every_change(hg: Headgate) -> None
         ("removed", "a"),
     ]
     await hg.registry.unsubscribe("game/kr-1", raising)
-    await hg.registry.register(type="game", group="kr-1", instance_id="c")
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="c")
     await eventually(lambda: len(heard) == 4)
     assert len(plain) == 3
 
@@ -116,14 +116,14 @@ async def test_a_slow_listener_holds_up_nobody(hg: Headgate) -> None:
 
     await hg.registry.subscribe("game/kr-1", quick)
     for number in range(20):
-        await hg.registry.register(type="game", group="kr-1", instance_id=f"i{number}")
+        await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id=f"i{number}")
     await eventually(lambda: len(heard) == 20)
     assert len(await hg.registry.discover("game", "kr-1")) == 20
     gate.set()
 
 
 async def test_a_watch_by_hand_resumes_from_its_position(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="kr-1", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a")
     position = ""
     async for happening in hg.registry.watch("game", "kr-1"):
         if isinstance(happening, Listed):
@@ -145,9 +145,9 @@ async def test_a_watch_by_hand_resumes_from_its_position(hg: Headgate) -> None:
 
 
 async def test_all_groups_are_followed_also_new_ones(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="kr-1", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a")
     assert [each.instance_id for each in await hg.registry.cached("game")] == ["a"]
-    await hg.registry.register(type="game", group="us-1", instance_id="b")
+    await hg.registry.register(hostname="h", type="game", group="us-1", instance_id="b")
 
     async def both() -> bool:
         return sorted(each.instance_id for each in await hg.registry.cached("game")) == ["a", "b"]
@@ -175,12 +175,12 @@ async def test_after_a_loss_it_registers_again_with_its_latest_record(
 
 async def test_no_watcher_sees_an_empty_list_after_a_flush(hg: Headgate, beside: StoreRegistry, namespace: str) -> None:
     for number in range(3):
-        await hg.registry.register(type="game", group="kr-1", instance_id=f"i{number}", ttl_seconds=5)
+        await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id=f"i{number}", ttl_seconds=5)
     assert len(await hg.registry.cached("game", "kr-1")) == 3
     thing = beside.service(namespace, "game", "kr-1")
     keys = ["meta", "records", "metadata", "metrics", "states", "deadlines", "changes"]
     await beside.store.write(thing, "DEL", *(thing.key(key) for key in keys))
-    await beside.register(namespace, Record(type="game", group="kr-1", instance_id="i0", ttl_seconds=5))
+    await beside.register(namespace, Record(hostname="h", type="game", group="kr-1", instance_id="i0", ttl_seconds=5))
 
     async def suspects() -> bool:
         found = await hg.registry.cached("game", "kr-1")
@@ -197,7 +197,7 @@ async def test_no_watcher_sees_an_empty_list_after_a_flush(hg: Headgate, beside:
 
 
 async def test_drain_leaves_the_healthy_list_then_the_registry(hg: Headgate) -> None:
-    made = await hg.registry.register(type="game", group="kr-1")
+    made = await hg.registry.register(hostname="h", type="game", group="kr-1")
     draining = asyncio.ensure_future(hg.registry.drain(made.instance_id, wait_seconds=3))
 
     async def unhealthy() -> bool:
@@ -209,7 +209,7 @@ async def test_drain_leaves_the_healthy_list_then_the_registry(hg: Headgate) -> 
 
 
 async def test_registered_for_as_long_as_a_block_lasts(hg: Headgate) -> None:
-    async with hg.registry.registered(type="game", group="kr-1", collect_system=True) as made:
+    async with hg.registry.registered(hostname="h", type="game", group="kr-1", collect_system=True) as made:
 
         async def told() -> bool:
             (found,) = await hg.registry.discover("game", "kr-1")
@@ -236,7 +236,7 @@ async def test_a_snapshot_answers_while_nobody_can_be_reached(
             )
 
         async with client() as hg:
-            await hg.registry.register(type="game", group="kr-1", instance_id="a", metadata={"v": 1})
+            await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a", metadata={"v": 1})
             assert not (await hg.registry.discover("game", "kr-1")).stale
         (file,) = tmp_path.rglob("*.json")
         async with client() as hg:
@@ -255,7 +255,7 @@ async def test_a_snapshot_answers_while_nobody_can_be_reached(
 async def test_closing_leaves_no_task(make: Make) -> None:
     before = asyncio.all_tasks()
     async with make() as hg:
-        made = await hg.registry.register(type="game", group="kr-1")
+        made = await hg.registry.register(hostname="h", type="game", group="kr-1")
         hg.registry.start_auto_heartbeat(made.instance_id)
         await hg.registry.subscribe("game/kr-1", lambda change: None)
         await hg.registry.cached("game")
@@ -288,7 +288,7 @@ def test_scripts_without_a_loop(
     options: dict[str, object] = {"namespace": namespace, "snapshot_dir": tmp_path}
     url = server.url if make().direct else gateway_process.url
     with HeadgateSync(url, token=gateway_process.token, prefix=gateway_process.prefix, **options) as hg:
-        with hg.registry.registered(type="game", group="kr-1") as made:
+        with hg.registry.registered(hostname="h", type="game", group="kr-1") as made:
             assert [each.instance_id for each in hg.registry.discover("game", "kr-1")] == [made.instance_id]
             first = next(iter(hg.registry.watch("game", "kr-1")))
             assert first.instances[0].instance_id == made.instance_id
@@ -311,7 +311,8 @@ async def test_an_asgi_application_is_registered_while_it_runs(make: Make, gatew
                 return
 
     type_ = f"web-{secrets.token_hex(4)}"
-    wrapped = registered(app, gateway.url, Record(type=type_, group="g"), token=gateway.token, drain_seconds=0.05)  # type: ignore[arg-type]
+    record = Record(hostname="h", type=type_, group="g")
+    wrapped = registered(app, gateway.url, record, token=gateway.token, drain_seconds=0.05)  # type: ignore[arg-type]
     inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     outbox: asyncio.Queue[object] = asyncio.Queue()
     running = asyncio.ensure_future(wrapped({"type": "lifespan"}, inbox.get, outbox.put))
@@ -325,7 +326,7 @@ async def test_an_asgi_application_is_registered_while_it_runs(make: Make, gatew
 
 
 async def test_the_swept_are_told_as_expired(hg: Headgate, beside: StoreRegistry, namespace: str) -> None:
-    await hg.registry.register(type="game", group="kr-1", instance_id="a", ttl_seconds=3)
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a", ttl_seconds=3)
     heard: list[Change] = []
 
     async def listen(change: Change) -> None:
@@ -344,8 +345,10 @@ async def test_the_swept_are_told_as_expired(hg: Headgate, beside: StoreRegistry
 
 async def test_balancers(hg: Headgate) -> None:
     for name, weight, load in (("a", 1.0, 0.9), ("b", 3.0, 0.1), ("c", 0.0, 0.5)):
-        await hg.registry.register(type="game", group="kr-1", instance_id=name, weight=weight, metrics={"load": load})
-    await hg.registry.register(type="game", group="kr-1", instance_id="sick", healthy=False)
+        await hg.registry.register(
+            hostname="h", type="game", group="kr-1", instance_id=name, weight=weight, metrics={"load": load}
+        )
+    await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="sick", healthy=False)
     found = await hg.registry.discover("game", "kr-1")
 
     def counts(balancer: object, turns: int = 3000) -> dict[str, int]:
@@ -374,7 +377,7 @@ async def test_a_gateway_that_stops_is_noticed_and_the_watch_goes_on(
 ) -> None:
     process = fresh_gateway(server.url)
     async with Headgate(process.url, token=process.token, snapshot_dir=tmp_path) as hg:
-        await hg.registry.register(type="game", group="kr-1", instance_id="a")
+        await hg.registry.register(hostname="h", type="game", group="kr-1", instance_id="a")
         assert len(await hg.registry.cached("game", "kr-1")) == 1
         assert process.stop() == 0
 
@@ -385,7 +388,9 @@ async def test_a_gateway_that_stops_is_noticed_and_the_watch_goes_on(
         assert (await hg.registry.discover("game", "kr-1")).stale
         process.start()
         async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as other:
-            await other.post("/sd/v1/instances", json={"type": "game", "group": "kr-1", "instanceId": "b"})
+            await other.post(
+                "/sd/v1/instances", json={"type": "game", "group": "kr-1", "instanceId": "b", "hostname": "h"}
+            )
 
         async def caught_up() -> bool:
             found = await hg.registry.cached("game", "kr-1")

@@ -21,8 +21,8 @@ from tests.http.sample_process import TIGHT, SampleStarter
 from tests.processes import PATIENT, GatewayProcess
 from tests.topology import Topology
 
+EXAMPLES = 10
 ROUNDS = settings(
-    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,
@@ -36,7 +36,7 @@ UNLIMITED = Limit(per_second=1e6, burst=1e6)
 EXCLUDED: list[Any] = [positive_data_acceptance]
 
 
-def broken_promises(url: str, token: str) -> list[str]:
+def broken_promises(url: str, token: str, examples: int) -> list[str]:
     """Try every operation with made-up cases, good and bad, and say where an answer is not what the document says."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     found: list[str] = []
@@ -47,7 +47,7 @@ def broken_promises(url: str, token: str) -> list[str]:
             continue  # its answer does not end
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
-            @ROUNDS
+            @settings(ROUNDS, max_examples=examples)
             @given(case=operation.as_strategy(generation_mode=mode))
             def keeps_its_promises(case: schemathesis.Case[Any]) -> None:
                 response = case.call(headers={"X-API-Token": token}, timeout=30, allow_redirects=False)
@@ -78,12 +78,14 @@ def _streams(operation: schemathesis.APIOperation[Any, Any, Any, Any]) -> bool:
     return any("text/event-stream" in answer.get("content", {}) for answer in answers)
 
 
-def test_sample_keeps_its_promises(fresh_sample: SampleStarter) -> None:
+def test_sample_keeps_its_promises(fresh_sample: SampleStarter, examples: Callable[[int], int]) -> None:
     sample = fresh_sample(limits={"tight": TIGHT, "unauthorized": UNLIMITED})
-    assert broken_promises(sample.url, sample.token) == []
+    assert broken_promises(sample.url, sample.token, examples(EXAMPLES)) == []
 
 
-def test_gateway_keeps_its_promises(server: Topology, fresh_gateway: Callable[..., GatewayProcess]) -> None:
+def test_gateway_keeps_its_promises(
+    server: Topology, fresh_gateway: Callable[..., GatewayProcess], examples: Callable[[int], int]
+) -> None:
     limits = msgspec.json.encode(dict.fromkeys(LIMITS, UNLIMITED)).decode()
     gateway = fresh_gateway(server.url, environment={"HEADGATE_GATEWAY_LIMITS": limits, **PATIENT})
-    assert broken_promises(gateway.url, gateway.token) == []
+    assert broken_promises(gateway.url, gateway.token, examples(EXAMPLES)) == []

@@ -166,7 +166,7 @@ async def test_the_registry_starts_nothing_after_its_stop(make: Make) -> None:
     for beats in range(0, BEATS, 3):
         before = asyncio.all_tasks()
         async with make() as hg:
-            await hg.registry.register(type="t", group="g", instance_id="i")
+            await hg.registry.register(hostname="h", type="t", group="g", instance_id="i")
             asking = [
                 asyncio.ensure_future(hg.registry.subscribe("t/g", lambda _: None)),
                 asyncio.ensure_future(hg.registry.cached("t")),
@@ -214,7 +214,7 @@ async def _present(hg: Headgate) -> None:
 
 
 async def _present_in(registry: Registry) -> None:
-    made = await registry.register(type="t", group="g")
+    made = await registry.register(hostname="h", type="t", group="g")
     registry.start_auto_heartbeat(made.instance_id)
 
 

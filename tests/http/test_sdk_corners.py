@@ -15,7 +15,7 @@ from headgate import sdk
 from headgate.config.model import MASK, Value
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest, StoreUnavailable, Unauthorized
 from headgate.registry.model import Check, CheckKind, OverrideChange, Record, UnknownInstance
-from headgate.sdk import Headgate
+from headgate.sdk import Headgate, ServiceDiscoveryClient
 from headgate.sdk import beats as beats_module
 from headgate.sdk.config import ContentType
 from headgate.sdk.listeners import MOST, Listening
@@ -39,7 +39,7 @@ def port(make: Make, server: Topology, gateway_process: GatewayProcess) -> int:
 
 
 async def test_a_listener_hears_what_was_known_before_it_came(hg: Headgate, make: Make) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     await hg.registry.discover("game", "g")
     heard: list[Change] = []
     await hg.registry.subscribe("game/g", heard.append)
@@ -56,17 +56,17 @@ async def test_a_client_may_be_closed_and_opened_again(make: Make) -> None:
     client = make()
     for number in range(2):
         async with client as hg:
-            await hg.registry.register(type="game", group="g", instance_id=f"i{number}")
+            await hg.registry.register(hostname="h", type="game", group="g", instance_id=f"i{number}")
             await hg.config.set(hg.namespace, "a", str(number))
             assert len(await hg.registry.discover("game", "g")) == number + 1
 
 
 async def test_whoever_has_left_is_not_kept_because_another_group_is_new(hg: Headgate) -> None:
     for name in ("a", "b"):
-        await hg.registry.register(type="game", group="g", instance_id=name)
+        await hg.registry.register(hostname="h", type="game", group="g", instance_id=name)
     assert len(await hg.registry.discover("game")) == 2
     await hg.registry.remove("a")
-    await hg.registry.register(type="game", group="h", instance_id="c")
+    await hg.registry.register(hostname="h", type="game", group="h", instance_id="c")
     found = await hg.registry.discover("game")
     assert [(each.instance_id, each.suspect) for each in found] == [("b", False), ("c", False)]
 
@@ -75,10 +75,14 @@ async def test_whoever_has_left_is_not_kept_because_another_group_is_new(hg: Hea
 @pytest.mark.parametrize("choice", [{"healthy": True}, {"filters": ["metadata.v==1"]}, {"check": True}])
 async def test_what_was_chosen_is_found_in_an_outage_too(make: Make, port: int, choice: dict[str, Any]) -> None:
     async with FaultyProxy(port) as proxy, make(proxy.port) as hg:
-        await hg.registry.register(type="game", group="g", instance_id="a", metadata={"v": 1}, healthy=True)
+        await hg.registry.register(
+            hostname="h", type="game", group="g", instance_id="a", metadata={"v": 1}, healthy=True
+        )
         await hg.registry.discover("game", "g", **choice)
-        await hg.registry.register(type="game", group="g", instance_id="b", metadata={"v": 1})
-        await hg.registry.register(type="game", group="g", instance_id="c", metadata={"v": 2}, healthy=False)
+        await hg.registry.register(hostname="h", type="game", group="g", instance_id="b", metadata={"v": 1})
+        await hg.registry.register(
+            hostname="h", type="game", group="g", instance_id="c", metadata={"v": 2}, healthy=False
+        )
         await hg.registry.discover("game", "g", **choice)
         await proxy.refuse()
         found = await hg.registry.discover("game", "g", healthy=True)
@@ -95,14 +99,14 @@ async def test_what_was_chosen_is_found_in_an_outage_too(make: Make, port: int, 
     ],
 )  # fmt: skip
 async def test_what_python_allows_and_the_wire_does_not_is_refused_alike(hg: Headgate, bad: dict[str, Any]) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     with pytest.raises(InvalidRequest):
-        await hg.registry.register(type="game", group="g", instance_id="b", **bad)
+        await hg.registry.register(**{"hostname": "h", "type": "game", "group": "g", "instance_id": "b", **bad})
     assert [each.instance_id for each in await hg.registry.discover("game", "g")] == ["a"]
 
 
 async def test_operators_words_are_checked_alike(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     with pytest.raises(InvalidRequest):
         await hg.registry.heartbeat("a", metadata=[1])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):
@@ -115,9 +119,18 @@ async def test_operators_words_are_checked_alike(hg: Headgate) -> None:
     assert len(await hg.registry.discover("game", "g")) == 1
 
 
+async def test_a_content_type_may_be_a_word(hg: Headgate) -> None:
+    await hg.config.set(hg.namespace, "a", "[1]", content_type="json")
+    assert (await hg.config.get(hg.namespace, "a")).parsed() == [1]
+    with pytest.raises(InvalidRequest, match=r"one of text, json, toml, yaml, properties"):
+        await hg.config.set(hg.namespace, "a", "[1]", content_type="xml")
+
+
 async def test_more_heartbeats_than_one_call_takes(hg: Headgate) -> None:
     names = [f"i{number}" for number in range(1100)]
-    await asyncio.gather(*(hg.registry.register(type="game", group="g", instance_id=name) for name in names[:50]))
+    await asyncio.gather(
+        *(hg.registry.register(hostname="h", type="game", group="g", instance_id=name) for name in names[:50])
+    )
     own = hg.registry._beats.find("i0")
     assert own is not None
     for name in names[50:]:
@@ -129,14 +142,14 @@ async def test_more_heartbeats_than_one_call_takes(hg: Headgate) -> None:
 
 async def test_a_block_whose_instance_was_taken_over_ends_in_peace(hg: Headgate, make: Make) -> None:
     async with make() as other:
-        async with hg.registry.registered(type="game", group="g", instance_id="a"):
+        async with hg.registry.registered(hostname="h", type="game", group="g", instance_id="a"):
             await other.registry.register(type="game", group="g", instance_id="a", hostname="new")
         (found,) = await other.registry.discover("game", "g")
     assert found.hostname == "new", "its successor stays"
 
 
 async def test_drain_of_an_instance_that_nobody_knows_lets_it_go(hg: Headgate, make: Make) -> None:
-    made = await hg.registry.register(type="game", group="g")
+    made = await hg.registry.register(hostname="h", type="game", group="g")
     hg.registry.start_auto_heartbeat(made.instance_id)
     async with make() as other:
         await other.registry.remove(made.instance_id, "game", "g")
@@ -148,7 +161,7 @@ async def test_drain_of_an_instance_that_nobody_knows_lets_it_go(hg: Headgate, m
 
 
 async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate, make: Make) -> None:
-    made = await hg.registry.register(type="game", group="g")
+    made = await hg.registry.register(hostname="h", type="game", group="g")
     async with make() as other:
         await other.registry.remove(made.instance_id, "game", "g")
         mode = hg.registry._mode
@@ -173,7 +186,7 @@ async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate
 
 
 async def test_figures_that_cannot_be_had_do_not_end_a_life(hg: Headgate, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = await hg.registry.register(type="game", group="g", ttl_seconds=3)
+    made = await hg.registry.register(hostname="h", type="game", group="g", ttl_seconds=3)
     own = hg.registry._beats.find(made.instance_id)
     assert own is not None
 
@@ -187,7 +200,7 @@ async def test_figures_that_cannot_be_had_do_not_end_a_life(hg: Headgate, monkey
 
 
 async def test_a_stream_that_brings_nonsense_is_opened_again(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     mode = hg.registry._mode
     watch, broken = mode.watch, 0
 
@@ -214,7 +227,7 @@ async def test_what_is_refused_is_said_and_not_waited_for(gateway: Gateway, tmp_
 
 
 async def test_a_position_that_is_refused_is_given_up(hg: Headgate) -> None:
-    await hg.registry.register(type="game", group="g", instance_id="a")
+    await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
     view = await hg.registry._view("game", "g")
     view.position = "this is no position"
     assert [each.instance_id for each in await hg.registry.cached("game", "g")] == ["a"]
@@ -350,7 +363,7 @@ async def test_a_user_without_a_name_may_publish(
         assert (await hg.config.get(namespace, "a")).updated_by.startswith("user-")
 
 
-async def test_a_listener_that_fails_shows_no_secret_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_listener_that_fails_shows_no_secret_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     failed = asyncio.Event()
 
     async def raising(value: str) -> None:
@@ -360,8 +373,9 @@ async def test_a_listener_that_fails_shows_no_secret_in_the_log(capfd: pytest.Ca
     listening = Listening(raising, lambda value: value)
     listening.tell("hush")
     await failed.wait()
+    await eventually(lambda: "own mistake" in caplog.text)
     await listening.stop()
-    logged = capfd.readouterr().out
+    logged = caplog.text
     assert "own mistake" in logged
     assert "hush" not in logged
 
@@ -376,3 +390,17 @@ async def test_a_fenced_value_is_text_in_either_mode(hg: Headgate) -> None:
         with pytest.raises(InvalidRequest, match="text"):
             await hg.fenced_set("key", b"bytes", held.fence)  # type: ignore[arg-type]
     assert await hg.fenced_get("key") is None
+
+
+async def test_a_client_that_was_not_started_says_so(gateway: Gateway) -> None:
+    client = ServiceDiscoveryClient(base_url=gateway.url, api_token=gateway.token)
+    for name in ("register", "discover", "subscribe", "start_auto_heartbeat"):
+        with pytest.raises(RuntimeError, match=r"call start\(\) first"):
+            getattr(client, name)
+    with pytest.raises(RuntimeError, match="async with"):
+        _ = client.registry
+    with pytest.raises(AttributeError):
+        getattr(client, "no_such_" + "call")
+    await client.start()
+    assert await client.discover("game") == []
+    await client.stop()

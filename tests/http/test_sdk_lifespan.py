@@ -75,7 +75,9 @@ async def count(gateway: Gateway, type_: str) -> int:
 @pytest.mark.parametrize("app", [plain, silent, Known()], ids=["raises", "returns", "has one"])
 async def test_any_application_is_registered_while_it_runs(gateway: Gateway, app: Asgi) -> None:
     type_ = f"web-{secrets.token_hex(4)}"
-    wrapped = registered(app, gateway.url, Record(type=type_, group="g"), token=gateway.token, drain_seconds=0.05)
+    wrapped = registered(
+        app, gateway.url, Record(hostname="h", type=type_, group="g"), token=gateway.token, drain_seconds=0.05
+    )
     before = asyncio.all_tasks()
     async with served(wrapped) as (answer, stop):
         assert answer == "lifespan.startup.complete"
@@ -90,7 +92,7 @@ async def test_an_outage_keeps_nobody_from_starting(gateway: Gateway) -> None:
     async with FaultyProxy(gateway.process.port) as proxy:
         await proxy.refuse()
         url = f"http://127.0.0.1:{proxy.port}"
-        record = Record(type=type_, group="g")
+        record = Record(hostname="h", type=type_, group="g")
         async with served(registered(Known(), url, record, token=gateway.token, drain_seconds=0.05)) as (answer, stop):
             assert answer == "lifespan.startup.complete"
             assert await count(gateway, type_) == 0
@@ -105,7 +107,7 @@ async def test_an_outage_keeps_nobody_from_starting(gateway: Gateway) -> None:
 
 
 async def test_nobody_waits_for_a_registry_that_never_answers() -> None:
-    wrapped = registered(Known(), f"http://127.0.0.1:{free_port()}", Record(type="web"), drain_seconds=30)
+    wrapped = registered(Known(), f"http://127.0.0.1:{free_port()}", Record(hostname="h", type="web"), drain_seconds=30)
     async with served(wrapped) as (answer, stop):
         assert answer == "lifespan.startup.complete"
         assert await asyncio.wait_for(stop(), 5) == "lifespan.shutdown.complete"
@@ -113,14 +115,14 @@ async def test_nobody_waits_for_a_registry_that_never_answers() -> None:
 
 async def test_a_refusal_is_a_failed_start_and_the_application_hears_of_its_end(gateway: Gateway) -> None:
     app = Known()
-    async with served(registered(app, gateway.url, Record(type="web"), token="wrong")) as (answer, _):
+    async with served(registered(app, gateway.url, Record(hostname="h", type="web"), token="wrong")) as (answer, _):
         assert answer == "lifespan.startup.failed"
     assert app.heard == ["lifespan.startup", "lifespan.shutdown"]
 
 
 async def test_an_application_that_does_not_start_is_not_registered(gateway: Gateway) -> None:
     type_ = f"web-{secrets.token_hex(4)}"
-    record = Record(type=type_, group="g")
+    record = Record(hostname="h", type=type_, group="g")
     async with served(registered(Known("failed"), gateway.url, record, token=gateway.token)) as (answer, _):
         assert answer == "lifespan.startup.failed"
         assert await count(gateway, type_) == 0
@@ -142,7 +144,7 @@ async def test_whoever_stops_while_the_store_is_away_does_not_wait_for_it_to_ope
         raise StoreUnavailable
 
     monkeypatch.setattr(Headgate, "__aenter__", never)
-    async with served(registered(Known(), gateway.url, Record(type="web"))) as (answer, stop):
+    async with served(registered(Known(), gateway.url, Record(hostname="h", type="web"))) as (answer, stop):
         assert answer == "lifespan.startup.complete"
         await opening.wait()
         assert await stop() == "lifespan.shutdown.complete"
@@ -168,7 +170,9 @@ async def test_a_second_try_takes_the_place_of_one_whose_answer_was_lost(
         raise Closed
 
     monkeypatch.setattr(HttpMode, "register", lossy)
-    wrapped = registered(Known(), gateway.url, Record(type=type_, group="g"), token=gateway.token, drain_seconds=0)
+    wrapped = registered(
+        Known(), gateway.url, Record(hostname="h", type=type_, group="g"), token=gateway.token, drain_seconds=0
+    )
     with monkeypatch.context() as silent:
         silent.setattr(HttpMode, "remove", unheard)  # the lost one cannot be taken out either
         async with served(wrapped) as (answer, stop):
@@ -185,7 +189,7 @@ async def test_what_nobody_foresaw_at_the_start_is_raised(gateway: Gateway, monk
         raise ValueError("not an address")
 
     monkeypatch.setattr(Headgate, "__aenter__", broken)
-    app = registered(Known(), gateway.url, Record(type="web"))
+    app = registered(Known(), gateway.url, Record(hostname="h", type="web"))
     inbox: asyncio.Queue[Message] = asyncio.Queue()
     await inbox.put({"type": "lifespan.startup"})
     with pytest.raises(ValueError, match="not an address"):

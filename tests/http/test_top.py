@@ -45,7 +45,7 @@ def namespace(gateway_process: GatewayProcess) -> str:
     with httpx2.Client(base_url=gateway_process.url, headers=headers, params={"namespace": name}) as client:
         assert client.put("/api/admin/queues/main", json={"capacity": 7}).is_success
         assert client.post("/api/queue/entry", json={"queue": "main", "nickname": "Ada"}).is_success
-        record = {"type": "game", "group": "eu", "instanceId": "a", "ttlSeconds": 600}
+        record = {"type": "game", "group": "eu", "instanceId": "a", "hostname": "h", "ttlSeconds": 600}
         assert client.post("/sd/v1/instances", json=record).is_success
         place = {"type": "game", "group": "eu"}
         assert client.patch("/sd/v1/instances/a", json={"drain": True}, params=place).is_success
@@ -170,6 +170,13 @@ def test_the_view_is_live_and_q_ends_it(gateway_process: GatewayProcess, namespa
         view.press(b"q")
         assert view.wait() == 0
         assert view.canonical()
+
+
+def test_one_look_in_a_terminal_names_no_key(gateway_process: GatewayProcess, namespace: str) -> None:
+    with terminal(command("--namespace", namespace, "--once"), environment(gateway_process)) as view:
+        wait_until(lambda: view.shows("main", "nightly"), 30, "everything is shown")
+        assert view.process.wait(20) == 0
+        assert not view.shows("q ends")
 
 
 def test_ctrl_c_ends_it_with_130_and_leaves_the_terminal_as_it_was(

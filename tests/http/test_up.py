@@ -89,6 +89,9 @@ class Up:
         return watch.seconds
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fenced_sqlite.py"
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("HEADGATE_")} | more
 
@@ -174,6 +177,32 @@ def test_the_first_start_is_complete_and_ctrl_c_ends_all_of_it(start: Callable[.
     assert "the data is kept" in up.said()
 
 
+def test_the_password_of_the_store_is_not_printed(start: Callable[..., Up], tmp_path: Path) -> None:
+    """It is in the line that --json prints for programs, and in a file that only its owner can read."""
+    up = start("--no-demo")
+    assert up.process.stdout is not None
+    wait_until(lambda: "everything is ready" in up.said(), READY_SECONDS)
+    kept = (tmp_path / ".headgate" / "up.json").read_text()
+    password = kept.partition("@")[0].rpartition(":")[2]
+    assert len(password) > 16
+    up.stop()
+    said = up.process.stdout.read() + up.said()
+    assert "store\tvalkey://127.0.0.1:" in said
+    assert password not in said
+
+
+def test_the_demo_upstream_of_a_new_store_does_not_begin_on_hold(start: Callable[..., Up]) -> None:
+    """`up` has just made its data directory, so nothing can have been sent and lost."""
+    up = start("--json")
+    up.ready()
+    headers = {"X-API-Token": up.token}
+    found = httpx2.get(f"{up.url}/api/admin/upstreams/a-server/status", headers=headers).json()
+    assert found["heldMs"] == 0
+    address = f"http://127.0.0.1:{up.port + 2}/relay/a-server/x"
+    answer = httpx2.get(address, headers=headers | {"X-User-Id": "u1", "X-Deadline-Ms": "1000"}, timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
 def test_data_and_token_are_there_again_after_a_restart(start: Callable[..., Up], tmp_path: Path) -> None:
     first = start("--json")
     first.ready()
@@ -206,6 +235,37 @@ def test_a_child_that_dies_is_named_with_its_cause_and_started_again(shared: Up)
     assert (line["level"], line["process"], line["time"][-1]) == ("warning", "up", "Z")
     wait_until(lambda: up.status() == 200, READY_SECONDS, "the gateway answers again")
     assert up.process.poll() is None
+
+
+def test_the_stores_url_is_printed_for_programs(shared: Up, tmp_path: Path) -> None:
+    told = command(shared.directory, "store", "url")
+    assert (told.returncode, told.stderr, told.stdout.count("\n")) == (0, "", 1)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), told.stdout.strip()], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "balance: 70" in done.stdout, done.stderr
+    named = command(tmp_path, "store", "url", HEADGATE_STORE="valkey://:secret@127.0.0.1:1/0")
+    assert named.stdout == "valkey://:secret@127.0.0.1:1/0\n"
+    nothing = command(tmp_path, "store", "url")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "run `headgate up`" in nothing.stderr
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_the_token_is_found_under_every_name_of_this_machine(shared: Up, host: str) -> None:
+    url = f"http://{host}:{shared.port}"
+    found = command(shared.directory, "doctor", "--url", url, "--json")
+    assert found.returncode == 0, found.stdout
+    listed = command(shared.directory, "queue", "list", "--url", url)
+    assert listed.returncode == 0, listed.stderr
+    other = command(shared.directory, "queue", "list", "--url", f"http://{host}:{shared.port + 2}")
+    assert other.returncode == 1, "the token goes to no other port"
+
+
+def test_a_process_of_up_says_who_named_its_store(shared: Up) -> None:
+    said = [line for line in shared.said().splitlines() if "using the store" in line]
+    assert said
+    assert {msgspec.json.decode(line)["origin"] for line in said} == {"headgate up"}
 
 
 def test_a_store_that_dies_comes_back_with_its_data(shared: Up) -> None:
@@ -260,3 +320,5 @@ def test_a_child_that_cannot_start_ends_everything_with_its_reason(tmp_path: Pat
     last = refused.stderr.splitlines()[-1]
     assert last.startswith("headgate: The ")
     assert "while starting" in last
+    lines = [msgspec.json.decode(line) for line in refused.stderr.splitlines() if line.startswith("{")]
+    assert {line["level"] for line in lines if line["event"].startswith("headgate: ")} == {"error"}

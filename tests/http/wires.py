@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from headgate.gateway.clients import AddressCount
+from headgate.gateway.connection import Connection
 from headgate.gateway.exchange import Exchange
 from headgate.gateway.listener import Listener, asgi, listen
 from headgate.gateway.server import listening
@@ -45,6 +47,12 @@ class Wire(asyncio.Transport):
         """Nothing was stopped."""
 
 
+async def parsed_all(connection: Connection) -> None:
+    """Wait until a connection that is fed by hand has parsed what it may: of much at once, a part in each turn of the loop."""
+    while connection._unparsed:
+        await asyncio.sleep(0)
+
+
 class Served:
     """A listener with an application of the test's own."""
 
@@ -52,8 +60,8 @@ class Served:
         self.listener = listener
         self.port = port
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(HOST, self.port)
+    async def connect(self, address: str = HOST) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(HOST, self.port, local_addr=(address, 0))
 
     async def exchange(self, *parts: bytes) -> bytes:
         """Send bytes, in parts that arrive apart, and give all that comes back until the connection closes."""
@@ -69,11 +77,34 @@ class Served:
             writer.close()
 
 
+async def flood(port: int, head: bytes, piece: bytes) -> tuple[int, bytes]:
+    """Send a head and then the same piece for ever; give how much was taken until something was said, and what was said."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    sent = 0
+    heard = asyncio.ensure_future(reader.read(4096))
+    try:
+        writer.write(head)
+        async with asyncio.timeout(20):
+            while not heard.done():
+                writer.write(piece)
+                await writer.drain()
+                sent += len(piece)
+                await asyncio.wait((heard,), timeout=0.002)
+            return sent, await heard
+    except ConnectionError:
+        return sent, b""
+    finally:
+        heard.cancel()
+        writer.transport.abort()
+
+
 @asynccontextmanager
-async def served(application: Application, most_connections: int = 100) -> AsyncIterator[Served]:
+async def served(
+    application: Application, most_connections: int = 100, addresses: AddressCount | None = None
+) -> AsyncIterator[Served]:
     with listening(HOST, 0) as socket:
         port = socket.getsockname()[1]
-        async with listen(asgi(application), socket, most_connections, stop_seconds=2) as listener:
+        async with listen(asgi(application), socket, most_connections, 2, addresses) as listener:
             yield Served(listener, port)
 
 

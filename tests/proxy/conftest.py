@@ -1,16 +1,15 @@
-"""A site behind nginx and behind Caddy, with one gateway, for the tests that ask through a real proxy."""
+"""A site behind each of the proxies, with one gateway, for the tests that ask through a real proxy."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
 
 import httpx2
 import pytest
 
 from tests.processes import GatewayProcess
-from tests.proxy.site import caddy, guarded, nginx, site
+from tests.proxy.site import PROXIES, guarded, site
 from tests.topology import Topology
 
 
@@ -20,10 +19,15 @@ def guard(server: Topology) -> Iterator[GatewayProcess]:
         yield process
 
 
-@pytest.fixture(scope="module", params=[nginx, caddy], ids=["nginx", "caddy"])
-def proxy(request: pytest.FixtureRequest, guard: GatewayProcess) -> Iterator[str]:
-    start: Callable[[int, int], AbstractContextManager[str]] = request.param
-    with site() as site_port, start(guard.port, site_port) as url:
+@pytest.fixture(scope="module", params=PROXIES)
+def proxy_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def proxy(proxy_name: str, guard: GatewayProcess) -> Iterator[str]:
+    with site() as site_port, PROXIES[proxy_name](guard.port, site_port) as url:
         yield url
 
 

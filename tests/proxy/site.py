@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import httpx2
+import yaml  # type: ignore[import-untyped]
 
 from tests.processes import PATIENT, GatewayProcess
 from tests.programs import need
@@ -98,7 +102,7 @@ http {{
 }}
 """)
     command = [program, "-p", str(directory), "-c", str(directory / "nginx.conf")]
-    with _running(command, directory, port, {}):
+    with running(command, directory, port, {}):
         yield f"http://{HOST}:{port}"
 
 
@@ -113,12 +117,81 @@ def caddy(gateway_port: int, site_port: int) -> Iterator[str]:
         "HOME": str(directory),
     }
     command = [program, "run", "--config", str(DEPLOY / "caddy" / "Caddyfile"), "--adapter", "caddyfile"]
-    with _running(command, directory, port, environment):
+    with running(command, directory, port, environment):
         yield f"http://{HOST}:{port}"
 
 
 @contextmanager
-def _running(command: list[str], directory: Path, port: int, environment: dict[str, str]) -> Iterator[None]:
+def envoy(gateway_port: int, site_port: int, *, fail_open: bool = False) -> Iterator[str]:
+    """Run Envoy with our configuration, or the other choice if wanted; a configuration that it warns of is an error."""
+    program, directory, port = need("envoy"), reaper().directory("envoy"), free_port()
+    shipped = yaml.safe_load((DEPLOY / "envoy" / "envoy.yaml").read_text())
+    resources = shipped["static_resources"]
+    if fail_open:
+        (gate,) = [each for each in _nested(resources) if "failure_mode_allow" in each]
+        gate["failure_mode_allow"] = True
+    resources["listeners"][0]["address"]["socket_address"] |= {"address": HOST, "port_value": port}
+    ports = {"headgate": gateway_port, "shop": site_port}
+    for cluster in resources["clusters"]:
+        (endpoints,) = cluster["load_assignment"]["endpoints"]
+        address = endpoints["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+        address |= {"address": HOST, "port_value": ports.pop(cluster["name"])}
+    assert not ports
+    (directory / "envoy.yaml").write_text(yaml.safe_dump(shipped))
+    command = [
+        program,
+        "-c",
+        str(directory / "envoy.yaml"),
+        "--disable-hot-restart",
+        "--concurrency",
+        "1",
+        "-l",
+        "warn",
+    ]
+    with running(command, directory, port, {}):
+        assert "eprecated" not in (directory / "log").read_text()
+        yield f"http://{HOST}:{port}"
+
+
+@contextmanager
+def traefik(gateway_port: int, site_port: int) -> Iterator[str]:
+    """Run Traefik with our configuration, for the host that tests name."""
+    program, directory, port = need("traefik"), reaper().directory("traefik"), free_port()
+    shipped = (DEPLOY / "traefik" / "dynamic.yml").read_text()
+    for written, here in {
+        "shop.example": HOST,
+        "http://shop:9000": f"http://{HOST}:{site_port}",
+        "http://headgate:8080": f"http://{HOST}:{gateway_port}",
+    }.items():
+        assert written in shipped
+        shipped = shipped.replace(written, here)
+    (directory / "dynamic.yml").write_text(shipped)
+    command = [
+        program,
+        f"--entryPoints.web.address={HOST}:{port}",
+        f"--providers.file.filename={directory}/dynamic.yml",
+        "--providers.file.watch=false",
+        "--global.checkNewVersion=false",
+        "--global.sendAnonymousUsage=false",
+    ]
+    with running(command, directory, port, {}):
+        yield f"http://{HOST}:{port}"
+
+
+def _nested(value: Any) -> Iterator[dict[str, Any]]:
+    """Give all objects of a configuration."""
+    if isinstance(value, dict):
+        yield value
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _nested(below)
+
+
+Start = Callable[[int, int], AbstractContextManager[str]]
+PROXIES: dict[str, Start] = {"nginx": nginx, "caddy": caddy, "envoy": envoy, "traefik": traefik}
+
+
+@contextmanager
+def running(command: list[str], directory: Path, port: int, environment: dict[str, str]) -> Iterator[None]:
     with (directory / "log").open("ab") as output:
         process = reaper().spawn(command, output, environment)
 
@@ -126,7 +199,9 @@ def _running(command: list[str], directory: Path, port: int, environment: dict[s
         if process.poll() is not None:
             raise AssertionError(f"{command[0]} ended:\n{(directory / 'log').read_text()[-2000:]}")
         try:
-            urlopen(f"http://{HOST}:{port}/wait/none", timeout=2).close()
+            urlopen(f"http://{HOST}:{port}/wait/none?return=/", timeout=2).close()
+        except HTTPError as error:
+            return error.code != 404  # Traefik listens before it has read its configuration
         except OSError as error:
             return "refused" not in str(error)
         return True
@@ -141,8 +216,9 @@ def _running(command: list[str], directory: Path, port: int, environment: dict[s
 
 @contextmanager
 def guarded(store_url: str) -> Iterator[GatewayProcess]:
-    """Run a gateway that trusts the proxies of this machine."""
-    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8", **PATIENT}
+    """Run a gateway that trusts the proxies of this machine, and lets one address try as much as a test does."""
+    limits = json.dumps({"entry": {"per_second": 1000, "burst": 100_000}})
+    environment = {"HEADGATE_GATEWAY_TRUSTED_PROXIES": "127.0.0.0/8", "HEADGATE_GATEWAY_LIMITS": limits, **PATIENT}
     with GatewayProcess(store_url, environment=environment) as process:
         yield process
 

@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import signal
-import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import Iterator
+from urllib.parse import parse_qs, quote, unquote_to_bytes, urlsplit
 
 import httpx2
 import pytest
 
 from tests.processes import GatewayProcess
-from tests.proxy.site import caddy, configure, guarded, nginx, passes, site
+from tests.proxy.site import PROXIES, configure, guarded, nginx, passes, site, traefik
+from tests.raw import BROWSER, Header, send
 from tests.topology import Topology, wait_until
 
-Header = tuple[str, str]
-BROWSER: Header = ("Accept", "text/html")
-
-
-class Reply:
-    """The first answer that came back, read as it stands."""
-
-    def __init__(self, raw: bytes) -> None:
-        head, _, self.body = raw.partition(b"\r\n\r\n")
-        lines = head.decode("latin-1").split("\r\n")
-        self.status = int(lines[0].split(" ")[1])
-        self.headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines[1:])]
-
-    def all(self, name: str) -> list[str]:
-        """Give every value of a header."""
-        return [value for key, value in self.headers if key == name]
-
-
-def send(
-    url: str,
-    target: str,
-    headers: Iterable[Header] = (BROWSER,),
-    *,
-    method: str = "GET",
-    version: str = "1.1",
-    body: bytes = b"",
-) -> Reply:
-    """Send one request with no tidying up, and read what comes until the connection closes."""
-    where = urlsplit(url)
-    host = [("Host", where.netloc)] if version == "1.1" else []
-    lines = [f"{method} {target} HTTP/{version}", *(f"{name}: {value}" for name, value in (*host, *headers))]
-    if not any(name == "Connection" for name, _ in headers):
-        lines.append("Connection: close")
-    with socket.create_connection((where.hostname or "", where.port or 0), timeout=20) as connection:
-        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body)
-        raw = b""
-        while chunk := connection.recv(65536):
-            raw += chunk
-            head, _, rest = raw.partition(b"\r\n\r\n")
-            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-            if rest and length and len(rest) >= int(length[1]):
-                break
-    return Reply(raw)
+# These resolve `..` and `//` themselves, before anybody is asked.
+CLEANING = frozenset({"envoy", "traefik"})
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +42,16 @@ def shut(guard: GatewayProcess, proxy: str) -> Iterator[str]:
         "/{q}/x%0d%0aX-Original-URI:%20/open/x", "/{q}/x%23/../../open", "/{q}/\xff\xfe", "/{q}/%c0%ae%c0%ae/open",
     ],
 )  # fmt: skip
-def test_no_spelling_of_a_guarded_path_gets_past(proxy: str, shut: str, spelling: str) -> None:
+def test_no_spelling_of_a_guarded_path_gets_past(proxy: str, proxy_name: str, shut: str, spelling: str) -> None:
     target = spelling.format(q=shut, Q=shut.upper(), e=f"%{ord(shut[0]):x}{shut[1:]}")
     reply = send(proxy, target)
+    if proxy_name in CLEANING and reply.status == 200:
+        # Gate and site were asked for the same cleaned path, which leads elsewhere.
+        assert reply.body.startswith(b"page /open")
+        return
+    if proxy_name == "envoy" and not target.isascii():
+        assert reply.status == 400  # it takes no such path from anybody
+        return
     assert reply.status == 302, reply.body[:200]
     assert urlsplit(reply.all("location")[0]).path == f"/wait/{shut}"
     assert b"page" not in reply.body
@@ -201,23 +165,23 @@ def test_a_shared_link_to_the_page_brings_what_it_likes(proxy: str, shut: str) -
     assert page.all("content-type") == ["text/html; charset=utf-8"]
 
 
-def test_behind_another_proxy_nginx_sends_nobody_to_its_own_port(proxy: str, shut: str) -> None:
+def test_the_page_s_address_is_a_path_and_leads_to_no_other_port(proxy: str, shut: str) -> None:
     assert send(proxy, f"/{shut}/x").all("location")[0].startswith(f"/wait/{shut}?")
 
 
-async def test_a_client_that_names_no_host_is_served(server: Topology) -> None:
-    with site() as site_port, guarded(server.url) as process, nginx(process.port, site_port) as url:
-        async with httpx2.AsyncClient(base_url=process.url, headers={"X-API-Token": process.token}) as admin:
-            await configure(admin, "hostless", capacity=0)
-        assert send(url, "/about", version="1.0").status == 200
-        assert send(url, "/hostless/x", version="1.0").status == 302
-
-
-@pytest.mark.parametrize("start", [nginx, caddy], ids=["nginx", "caddy"])
-def test_a_gateway_that_hangs_or_is_gone_keeps_nobody_waiting_for_long(
-    server: Topology, start: Callable[[int, int], AbstractContextManager[str]]
+async def test_a_client_that_names_no_host_is_served(
+    guard: GatewayProcess, admin: httpx2.AsyncClient, queue: str
 ) -> None:
-    with site() as site_port, guarded(server.url) as process, start(process.port, site_port) as url:
+    await configure(admin, queue, capacity=0)
+    with site() as site_port, nginx(guard.port, site_port) as url:
+        assert send(url, "/about", version="1.0").status == 200
+        assert send(url, f"/{queue}/x", version="1.0").status == 302
+
+
+# Traefik waits 30 s for a gate that hangs, which cannot be set, and has no page of its own to show.
+@pytest.mark.parametrize("name", [name for name in PROXIES if name != "traefik"])
+def test_a_gateway_that_hangs_or_is_gone_keeps_nobody_waiting_for_long(server: Topology, name: str) -> None:
+    with site() as site_port, guarded(server.url) as process, PROXIES[name](process.port, site_port) as url:
         assert send(url, "/about").status == 200
         workers = [process.pid, *children(process.pid)]
         try:
@@ -236,17 +200,54 @@ def test_a_gateway_that_hangs_or_is_gone_keeps_nobody_waiting_for_long(
         assert b"One moment" in reply.body
 
 
+def test_a_gateway_that_is_gone_lets_nobody_in_behind_traefik(server: Topology) -> None:
+    with site() as site_port, guarded(server.url) as process, traefik(process.port, site_port) as url:
+        assert send(url, "/about").status == 200
+        process.stop()
+        for target in ("/about", "/wait/any"):
+            reply = send(url, target)
+            assert reply.status >= 500
+            assert b"page /about" not in reply.body
+
+
 def children(pid: int) -> list[int]:
     """Give the processes that a gateway has started."""
     with open(f"/proc/{pid}/task/{pid}/children") as listed:
         return [int(child) for child in listed.read().split()]
 
 
-def test_an_error_of_the_site_behind_caddy_stays_the_site_s(server: Topology) -> None:
-    with guarded(server.url) as process:
-        with site() as site_port:
-            pass
-        with caddy(process.port, site_port) as url:
-            reply = send(url, "/about")
-    assert reply.status == 502
+@pytest.mark.parametrize("name", PROXIES)
+def test_an_error_of_the_site_stays_the_site_s(guard: GatewayProcess, name: str) -> None:
+    with site() as site_port:
+        pass
+    with PROXIES[name](guard.port, site_port) as url:
+        reply = send(url, "/about")
+    assert reply.status in (502, 503)
     assert b"One moment" not in reply.body
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "euc-kr"])
+async def test_a_path_in_raw_bytes_is_guarded_and_returned_to(
+    proxy: str, proxy_name: str, admin: httpx2.AsyncClient, queue: str, encoding: str
+) -> None:
+    path = f"/{queue}-상품/7".encode(encoding)
+    made = await admin.put(f"/api/admin/queues/{queue}", json={"paths": [f"/{queue}-상품/**"], "capacity": 0})
+    assert made.status_code == 201
+    wait_until(lambda: send(proxy, quote(path)).status == 302, 10, "the queue is in force")
+    for spelling in (path, quote(path).encode(), quote(path).lower().encode(), b"//" + path[1:]):
+        reply = send(proxy, spelling)
+        if proxy_name == "envoy" and not spelling.isascii():
+            assert reply.status == 400  # it takes no such path from anybody
+            continue
+        assert reply.status == 302, spelling
+        page = urlsplit(reply.all("location")[0])
+        # What is not UTF-8 is guarded by any queue that is on.
+        assert (page.path.startswith("/wait/"), page.netloc) == (True, "")
+        assert page.path == f"/wait/{queue}" or encoding != "utf-8"
+        (back,) = parse_qs(page.query)["return"]
+        assert unquote_to_bytes(back).lstrip(b"/") == path.lstrip(b"/")
+        shown = send(proxy, reply.all("location")[0])
+        assert (shown.status, shown.all("content-type")) == (200, ["text/html; charset=utf-8"])
+    # Other paths in the same script pass, and the site gets them whole.
+    if encoding == "utf-8":
+        assert unquote_to_bytes(send(proxy, quote("/다른/7")).body) == "page /다른/7".encode()

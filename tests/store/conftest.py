@@ -1,4 +1,4 @@
-"""The store that a test of this folder runs on, of its own kind; locks, ours and those of another process."""
+"""The store that a test of this folder runs on, of its own kind; a gate; locks, ours and those of another process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from headgate.locks import Locks
 from headgate.store import Store
+from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.gate import Gate
 from tests.store.lock_world import another
 from tests.topology import Topology
 
@@ -28,3 +30,12 @@ async def locks(store: Store) -> AsyncIterator[Locks]:
 async def other(server: Topology, prefix: str) -> AsyncIterator[Locks]:
     async with another(server, prefix) as made:
         yield made
+
+
+@pytest.fixture
+async def gate(store: Store) -> AsyncIterator[Gate]:
+    room = WaitingRoom(store)
+    made = Gate(store, room)
+    yield made
+    made.rules.close()
+    room.queues.close()

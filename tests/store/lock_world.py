@@ -56,10 +56,15 @@ async def is_free(locks: Locks) -> bool:
     return not state.held and not state.waiting
 
 
+def ran(server: Topology, command: str) -> int:
+    """How often all primaries have run a command, also from inside scripts."""
+    stats = [node.info("commandstats").get(f"cmdstat_{command}", {"calls": 0}) for node in server.primaries()]
+    return sum(int(one["calls"]) for one in stats)
+
+
 def scripts(server: Topology) -> int:
     """How many scripts all primaries have run."""
-    stats = [node.info("commandstats").get("cmdstat_evalsha", {"calls": 0}) for node in server.primaries()]
-    return sum(int(one["calls"]) for one in stats)
+    return ran(server, "evalsha")
 
 
 def metric(name: str) -> float:

@@ -12,6 +12,7 @@ from headgate.relay.judge import Limiter, largest_window
 from headgate.relay.model import Limit, Outcome, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import PermitExpired
+from headgate.relay.runner import Runner
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store, StoreSettings, open_store
 from tests.topology import Stopwatch
@@ -76,15 +77,16 @@ class Counting:
         self.trips: list[tuple[float, float]] = []
         self.refused = 0
 
-    async def call(self, user: str) -> None:
-        """Travel, be counted, be worked on, travel back."""
+    async def call(self, user: str, units: int = 1) -> None:
+        """Travel, be counted as so many, be worked on, travel back."""
         left = asyncio.get_running_loop().time()
         await asyncio.sleep(self._way())
         moment = asyncio.get_running_loop().time()
-        self.arrivals.setdefault(user, []).append(moment)
-        self._running.setdefault(user, []).append(self._watch.seconds)
-        if self.limiter is not None and not self.limiter.arrive(moment):
-            self.refused += 1
+        for _ in range(units):
+            self.arrivals.setdefault(user, []).append(moment)
+            self._running.setdefault(user, []).append(self._watch.seconds)
+            if self.limiter is not None and not self.limiter.arrive(moment):
+                self.refused += 1
         await asyncio.sleep(self._way())
         self.trips.append((left, asyncio.get_running_loop().time()))
 
@@ -169,14 +171,68 @@ class Patient:
         writer.close()
 
 
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Scripted:
+    """An HTTP server that says what a function gives for the n-th request (from 1), and remembers when each came.
+
+    Words that end with `CUT` end the connection; after words that are no whole answer the server says no more.
+    """
+
+    CUT = b"<cut>"
+
+    def __init__(self, say: Callable[[int], bytes]) -> None:
+        self.arrivals: list[float] = []
+        self._say = say
+        self._port = 0
+        self._connections: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        """Give its address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Scripted]:
+        """Listen on loopback."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for writer in tuple(self._connections):
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)
+        with suppress(OSError, EOFError, asyncio.CancelledError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"content-length: 1\r\n" in head:
+                    await reader.readexactly(1)
+                self.arrivals.append(asyncio.get_running_loop().time())
+                words = self._say(len(self.arrivals))
+                writer.write(words.removesuffix(self.CUT))
+                await writer.drain()
+                if words.endswith(self.CUT):
+                    break
+        self._connections.discard(writer)
+        writer.close()
+
+
 class Node:
     """One relay process, as far as permits go."""
 
     def __init__(self, store: Store, upstreams: Upstreams, permits: Permits) -> None:
         self.store, self.upstreams, self.permits = store, upstreams, permits
 
-    async def send(self, name: str, user: str, upstream: Counting, *, seconds: float = 30.0, units: int = 1) -> float:
-        """Do what the proxy does with one request; give the moment of the grant."""
+    async def send(
+        self, name: str, user: str, upstream: Counting, *, seconds: float = 30.0, units: int = 1,
+        refused: Callable[[], bool] = lambda: False,
+    ) -> float:  # fmt: skip
+        """Do what the proxy does with one request; give the moment of the grant. `refused` says which get a 429."""
         loop = asyncio.get_running_loop()
         deadline, place = loop.time() + seconds, 0
         while True:
@@ -185,26 +241,47 @@ class Node:
             granted, place = loop.time(), permit.place
             try:
                 permit.sending()
-                await upstream.call(user)
+                await upstream.call(user, units)
             except PermitExpired:
                 permit.give_back()
                 continue
             except BaseException:
                 permit.give_back()
                 raise
+            if refused():
+                told = permit.settle(Outcome.REFUSED)  # and asks for no pause at all
+                if told is not None:
+                    await asyncio.wait((told,))
+                continue
             permit.settle(Outcome.ENDED)
             return granted
 
 
 @asynccontextmanager
-async def nodes(url: str, prefix: str, count: int, *, deadline_ms: int = 2000) -> AsyncIterator[list[Node]]:
-    """Start so many relays on one store, each with connections of its own."""
+async def nodes(
+    url: str, prefix: str, count: int, *, deadline_ms: int = 2000, new: bool = True
+) -> AsyncIterator[list[Node]]:
+    """Start so many relays on one store, each with connections of its own; unless said otherwise it is known to be new."""
     settings = StoreSettings(url=url, prefix=prefix, deadline_ms=deadline_ms)
     async with AsyncExitStack() as stack:
         made = []
         for _ in range(count):
             store = await stack.enter_async_context(open_store(settings))
             upstreams = Upstreams(store)
+            if new:
+                await upstreams.note_new_store()
             permits = await stack.enter_async_context(Permits(store, upstreams))
             made.append(Node(store, upstreams, permits))
         yield made
+
+
+@asynccontextmanager
+async def running(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
+    """Let a runner run beside the test."""
+    task = asyncio.create_task(runner.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

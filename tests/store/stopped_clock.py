@@ -14,7 +14,13 @@ class StoppedClock:
         self._store = store
         self._base_ms = round(time.time() * 1000)
         self.set(0)
+        self.tell_outage(-self._base_ms, -self._base_ms)
 
     def set(self, ms: int) -> None:
         """Have so much time passed in all, as if we had waited."""
         self._store.stop_clock(self._base_ms + ms)
+
+    def tell_outage(self, from_ms: int, until_ms: int) -> None:
+        """Have this client know that the store did not answer between two moments."""
+        for clock in self._store.route.clocks():
+            clock.note_outage(self._base_ms + from_ms, self._base_ms + until_ms)

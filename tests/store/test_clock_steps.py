@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple, cast
@@ -96,10 +97,10 @@ def check(node: Node, does: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.topology("standalone")
-def test_no_order_of_steps_lets_time_leap_unnoticed(server: Topology) -> None:
+def test_no_order_of_steps_lets_time_leap_unnoticed(server: Topology, examples: Callable[[int], int]) -> None:
     node = server.primaries()[0]
 
-    @settings(max_examples=600, deadline=None)
+    @settings(max_examples=examples(600), deadline=None)
     @given(st.lists(actions, min_size=3, max_size=20))
     def any_order(does: list[tuple[str, int]]) -> None:
         check(node, does)

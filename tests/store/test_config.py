@@ -157,6 +157,31 @@ def test_keys_that_cannot_be_are_refused(key: str) -> None:
         check_key(key)
 
 
+@pytest.mark.parametrize(
+    "key", ["gray", "schemas", "gray/a", "a/schemas", "watch/a", "history/b/c", "rollback/x", "a/b/gray"]
+)
+async def test_reserved_words_begin_and_end_no_new_key_and_an_old_one_can_be_read_and_deleted(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(store)
+    with pytest.raises(InvalidRequest, match=f"The key {key} begins or ends with"):
+        await put(config, key, "x")
+    with monkeypatch.context() as before:
+        before.setattr("headgate.config.values.check_new_key", check_key)
+        await put(config, key, "old")
+    assert (await config.get(NS, key)).content == "old"
+    assert [each.version for each in await config.history(NS, key)] == [1]
+    await config.publish(NS, [Draft(key, None)], author="test")
+    with pytest.raises(UnknownKey):
+        await config.get(NS, key)
+
+
+async def test_reserved_words_may_be_in_the_middle_or_in_a_name(store: Store) -> None:
+    config = Config(store)
+    for key in ("a/gray/b", "grayscale", "a/watchers", "schemas.v1"):
+        await put(config, key, "x")
+
+
 async def test_too_much_is_refused(store: Store) -> None:
     config = Config(store, ConfigSettings(most_bytes=10, most_keys=2))
     with pytest.raises(TooLarge):

@@ -12,6 +12,7 @@ from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreRe
 from headgate.store import Index, Store, StoreSettings, acl, open_store
 from headgate.store.address import Endpoint, Kind, parse_address
 from headgate.store.link import Link
+from headgate.store.route import ClusterRoute
 from tests.store.scripts import TALLY
 from tests.topology import (
     HOST,
@@ -125,6 +126,18 @@ async def test_a_cluster_is_found_through_any_of_its_nodes(server: Cluster, pref
     """After failovers the nodes of the URL may all be replicas."""
     for n, node in enumerate((server.replica_of(server.primaries()[0]), server.primaries()[1])):
         await works(f"valkey+cluster://{node.address}", f"{prefix}{n}")
+
+
+@pytest.mark.topology("cluster")
+async def test_a_map_that_names_a_replica_as_owner_is_mended(server: Cluster, prefix: str) -> None:
+    """A node that was frozen while its replica took over gives an old map once more when it wakes."""
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        thing = store.thing("t", "default", "x")
+        replica = server.replica_of(server.primary_of(thing.key("meta")))
+        assert isinstance(store.route, ClusterRoute)
+        for slot in range(len(store.route._owners)):
+            store.route._owners[slot] = Endpoint(HOST, replica.port)
+        assert await store.run(TALLY, thing, "a") == 1
 
 
 async def test_the_redis_spelling_is_taken_too(server: Topology, prefix: str) -> None:
@@ -280,3 +293,12 @@ async def test_a_store_that_is_left_while_it_is_opened_leaves_no_connection(
         await asyncio.wait((task,))
         assert task.cancelled()
         await eventually(lambda: all(link.closed for link in links))
+
+
+@standalone_only
+async def test_a_database_that_the_store_does_not_have_is_refused_by_its_number(
+    server: Standalone, prefix: str
+) -> None:
+    problem = await refusal(f"{server.url.rpartition('/')[0]}/99", prefix)
+    assert isinstance(problem, StoreRefused)
+    assert "no database of the number" in str(problem)

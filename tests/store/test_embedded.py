@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
@@ -63,8 +64,12 @@ class Owner:
         self.server = int(pid)
 
     def end(self) -> None:
+        """Kill it. Its pipes are closed unread: processes that it started, and that may be stopped, hold them open too."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 @pytest.fixture
@@ -197,3 +202,15 @@ async def test_broken_data_is_reported_in_the_servers_own_words_and_nothing_is_l
 def _servers() -> set[int]:
     """Find the servers that run under this process; other tests may share one."""
     return {child.pid for child in psutil.Process().children(recursive=True) if "valkey" in child.name()}
+
+
+async def test_only_a_directory_that_was_just_made_is_fresh(tmp_path: Path) -> None:
+    """One whose data somebody has deleted is not: what was lost with it is not known."""
+    directory = tmp_path / "store"
+    async with Embedded(directory) as store:
+        assert store.fresh
+    async with Embedded(directory) as store:
+        assert not store.fresh
+    shutil.rmtree(directory / "appendonlydir")
+    async with Embedded(directory) as store:
+        assert not store.fresh

@@ -230,6 +230,41 @@ async def test_a_flush_is_told_as_a_reset(registry: Registry, watcher: Watcher, 
     assert "Reset" in watcher.kinds()
 
 
+async def test_a_loss_after_which_revisions_are_lower_is_told_to_all_who_watch(
+    registry: Registry, watcher: Watcher, store: Store
+) -> None:
+    """Revisions that had jumped ahead after a failover begin lower again when everything is lost soon after it."""
+    store.step_clock(120_000)
+    await put(registry, "a")
+    watcher.start()
+    written: list[str] = []
+
+    def write(_: Thing, notice: Notice[Instance]) -> bytes:
+        written.append(type(notice).__name__)
+        members = [item.instance_id for item in notice.items] if isinstance(notice, Snapshot) else []
+        members += [notice.member] if isinstance(notice, Change) else []
+        return " ".join(members).encode()
+
+    async def stream() -> None:
+        async for chunk in registry.feed.broadcast(watcher.thing, None, write):
+            chunks.append(chunk.decode())  # noqa: PERF401 -- it is looked at while more come
+
+    chunks: list[str] = []
+    streaming = asyncio.ensure_future(stream())
+    await eventually(lambda: watcher.position is not None and chunks == ["a"])
+    for key in ("meta", "records", "metadata", "metrics", "states", "deadlines", "changes"):
+        await store.write(watcher.thing, "DEL", watcher.thing.key(key))
+    store.step_clock(0)
+    await put(registry, "b")
+    await eventually(lambda: set(watcher.members) == {"b"})
+    await put(registry, "c")
+    await eventually(lambda: set(watcher.members) == {"b", "c"} and chunks[-1] == "c")
+    streaming.cancel()
+    await asyncio.gather(streaming, return_exceptions=True)
+    assert "Reset" in watcher.kinds()
+    assert "Reset" in written
+
+
 @pytest.mark.topology("standalone")
 async def test_a_restart_is_told_as_a_reset_and_nothing_is_missing(fresh_server: object) -> None:
     server = fresh_server()  # type: ignore[operator]

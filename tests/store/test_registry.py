@@ -437,7 +437,7 @@ async def test_all_groups_of_a_type_and_other_namespaces_apart(registry: Registr
     listing = await registry.discover(NS, "game")
     assert sorted(instance.group for instance in listing.instances) == ["kr-1", "us-1"]
     assert set(listing.revisions or {}) == {"kr-1", "us-1"}
-    assert {(each.type, each.group) for each in await registry.services(NS)} == {
+    assert {(each.type, each.group) for each in (await registry.services(NS))[0]} == {
         ("game", "kr-1"), ("game", "us-1"), ("game2", "kr-1"),
     }  # fmt: skip
 

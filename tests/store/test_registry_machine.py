@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headgate.registry.instances import Registry
+from headgate.registry.invariants import inspect
 from headgate.registry.model import Beat, OverrideChange, Record, Superseded, UnknownInstance
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
@@ -142,6 +143,10 @@ class Machine(RuleBasedStateMachine):
         assert self._history() == self.events
 
     @invariant()
+    def doctor_finds_no_contradiction(self) -> None:
+        assert self.run(inspect(self.registry.store, self.thing)) == (len(self.members), [])
+
+    @invariant()
     def lists_are_the_models(self) -> None:
         listing = self.run(self.registry.discover("default", "game", "g"))
         assert {each.instance_id: each.hostname for each in listing.instances} == {
@@ -158,11 +163,11 @@ class Machine(RuleBasedStateMachine):
         return [(change.kind, change.member) for change in page.changes]
 
 
-def test_the_registry_is_its_model(server: Topology) -> None:
+def test_the_registry_is_its_model(server: Topology, examples: Callable[[int], int]) -> None:
     Machine.url = server.url
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -77,7 +77,7 @@ async def test_a_refused_registration_leaves_no_trace(store: Store) -> None:
     registry = Registry(store)
     with pytest.raises(HeadgateError):
         await registry.renew("default", record("i"), 5)
-    assert await registry.services("default") == []
+    assert await registry.services("default") == ([], None)
     thing = registry.service("default", "game", "g")
     assert await store.read(thing, "EXISTS", thing.key("meta")) == 0
 

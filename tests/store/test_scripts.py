@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.kit.problems import NotFound, RateLimited, StoreRefused, StoreUnavailable, VersionConflict
+from headgate.kit.problems import NotFound, RateLimited, StoreFull, StoreRefused, VersionConflict
 from headgate.store import Script, Store, StoreSettings, open_store
 from headgate.store.contracts import complaints, operations
 from headgate.store.errors import ScriptFailed
@@ -58,6 +58,7 @@ def test_the_header_is_read_as_it_is_written(tmp_path: Path) -> None:
         ("error_reply('QUEUE_CLOSED')", "error_reply('QUEUE_FULL')", "QUEUE_CLOSED is promised"),
         ("--@include clock\n", "", "does not include clock"),
         ("--@include clock", "--@include clocks", "no include named clocks"),
+        ("return redis", "string.match(context, '^(%S+)')\nreturn redis", "only read_context does"),
         ("return", "--\n" * 120 + "return", "120 is the most"),
     ],
 )
@@ -128,7 +129,7 @@ async def test_a_full_store_takes_no_writes_but_frees_memory(prefix: str) -> Non
             thing = store.thing("t", "default", "x")
             await store.run(TALLY, thing, "a")
             server.node.command("CONFIG", "SET", "maxmemory", 1)
-            with pytest.raises(StoreUnavailable, match="takes no writes"):
+            with pytest.raises(StoreFull):
                 await store.run(TALLY, thing, "a")
             server.node.command("CONFIG", "SET", "maxmemory", 0)
             assert await store.run(TALLY, thing, "a") == 2
