@@ -14,8 +14,7 @@ from urllib.request import urlopen
 
 import httpx2
 
-from headgate.relay.upstreams import Upstreams
-from headgate.store import StoreSettings, open_store
+from headgate.store import Index, StoreSettings, open_store
 from tests.topology import HOST, free_port, reaper, wait_until
 
 # For a gateway whose store is never away: as patient as the tests' own stores with a machine that is busy with others.
@@ -27,7 +26,8 @@ def note_new_store(url: str, prefix: str) -> None:
 
     async def note() -> None:
         async with open_store(StoreSettings(url=url, prefix=prefix)) as store:
-            await Upstreams(store).note_new_store()
+            for part in ("upstream", "queue"):
+                await Index(store, part).note_age(new=True)
 
     with ThreadPoolExecutor(1) as aside:  # a loop may run in this thread
         aside.submit(asyncio.run, note()).result()

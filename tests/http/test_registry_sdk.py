@@ -180,7 +180,7 @@ async def test_no_watcher_sees_an_empty_list_after_a_flush(hg: Headgate, beside:
     thing = beside.service(namespace, "game", "kr-1")
     keys = ["meta", "records", "metadata", "metrics", "states", "deadlines", "changes"]
     await beside.store.write(thing, "DEL", *(thing.key(key) for key in keys))
-    await beside.register(namespace, Record(hostname="h", type="game", group="kr-1", instance_id="i0", ttl_seconds=5))
+    await beside.register(namespace, Record(hostname="h", type="game", group="kr-1", instance_id="i0", ttl_seconds=60))
 
     async def suspects() -> bool:
         found = await hg.registry.cached("game", "kr-1")
@@ -194,6 +194,50 @@ async def test_no_watcher_sees_an_empty_list_after_a_flush(hg: Headgate, beside:
         return [each.instance_id for each in await hg.registry.cached("game", "kr-1")] == ["i0"]
 
     await eventually(settled, 8)
+
+
+@pytest.mark.topology("standalone")
+@pytest.mark.parametrize("mode", ["store", "http"])
+async def test_a_position_that_falls_into_a_new_history_by_chance_is_noticed(
+    mode: str, server: Topology, gateway: Gateway, beside: StoreRegistry, namespace: str, tmp_path: Path
+) -> None:
+    """The store's clock was set back and then everything was lost: revisions of the new history reach the old ones."""
+    thing = beside.service(namespace, "game", "kr-1")
+
+    async def register(name: str) -> None:
+        await beside.register(namespace, Record(hostname="h", type="game", group="kr-1", instance_id=name))
+
+    async with FaultyProxy(gateway.process.port if mode == "http" else server.primaries()[0].port) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}" if mode == "http" else proxy.url
+        async with Headgate(
+            url, token=gateway.token, prefix=gateway.process.prefix, namespace=namespace, snapshot_dir=tmp_path
+        ) as watcher:
+            await register("a")
+            ahead = str(int((beside.store.now() + 2) * 1_000_000))
+            await beside.store.write(thing, "HSET", thing.key("meta"), "last", ahead)
+            await register("b")
+
+            async def both() -> bool:
+                return len(await watcher.registry.cached("game", "kr-1")) == 2
+
+            await eventually(both)
+            await proxy.refuse()
+            position = (await beside.feed.read(thing, 0)).revision
+            assert position > int(ahead)
+            keys = ["meta", "records", "metadata", "metrics", "states", "deadlines", "changes"]
+            await beside.store.write(thing, "DEL", *(thing.key(key) for key in keys))
+            await register("c")
+            await eventually(lambda: beside.store.now() * 1_000_000 > position)
+            await register("d")
+            await proxy.accept()
+
+            async def recovered() -> bool:
+                found = await watcher.registry.cached("game", "kr-1")
+                suspects = {each.instance_id for each in found if each.suspect}
+                assert {"a", "b"} <= {each.instance_id for each in found}, "nobody is dropped before a lease has passed"
+                return len(found) == 4 and suspects == {"a", "b"}
+
+            await eventually(recovered)
 
 
 async def test_drain_leaves_the_healthy_list_then_the_registry(hg: Headgate) -> None:

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, cast
 
+import msgspec
 import pytest
 
-from headgate.kit.problems import InvalidRequest
+from headgate.kit.problems import InvalidRequest, StoreUnavailable
 from headgate.registry.instances import Registry
-from headgate.registry.model import Record
+from headgate.registry.model import Listing, Record
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.registry.views import Look
@@ -219,7 +220,7 @@ def test_what_is_not_a_cursor_is_refused(text: str) -> None:
 
 
 async def test_a_refused_position_makes_a_client_list_anew() -> None:
-    view = View("game@*", None)
+    view = View("game@*", None, None)
     view.take(Marked("eyJnIjoxfQ"))
     assert view.refused(InvalidRequest()), "the position may be why"
     assert (view.position, view.refusal) == (None, None)
@@ -230,8 +231,53 @@ async def test_groups_that_the_whole_state_does_not_name_are_suspects_and_then_g
     registry = Registry(store)
     await register(registry, "old", "a", ttl_seconds=1)
     (instance,) = (await registry.discover(NS, "game", "old")).instances
-    view = View("game@*", None)
+    view = View("game@*", None, None)
     view.take(Listed("old", [instance], 1, False))
     view.take(Marked("1", frozenset({"new"})))
     assert [each.suspect for each in view.instances()] == [True]
+    await registry.remove(NS, "game", "old", "a")
+    keeping = asyncio.create_task(view.keep(lambda: registry.discover(NS, "game", None)))
     await eventually(lambda: not view.instances())
+    keeping.cancel()
+
+
+async def test_a_suspect_outlives_its_lease_until_somebody_answers(store: Store) -> None:
+    """Who is cut off after a loss of data cannot hear that an instance has registered again."""
+    registry = Registry(store)
+    await register(registry, "g", "a", ttl_seconds=1)
+    await register(registry, "g", "b", ttl_seconds=1)
+    listing = await registry.discover(NS, "game", "g")
+    view = View("game@g", "g", None)
+    view.take(Listed("g", listing.instances, listing.revision, False, listing.epoch))
+    view.take(Listed("g", [], listing.revision + 1, True, str(listing.revision + 1)))
+    asked = 0
+
+    async def ask() -> Listing:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise StoreUnavailable
+        now = listing.revision + 2
+        return msgspec.structs.replace(listing, instances=listing.instances[:1], revision=now, epoch=str(now - 1))
+
+    keeping = asyncio.create_task(view.keep(ask))
+    await eventually(lambda: asked == 2)
+    assert [each.suspect for each in view.instances()] == [True, True]
+    await eventually(lambda: [each.instance_id for each in view.instances()] == ["a"])
+    assert [each.suspect for each in view.instances()] == [False]
+    keeping.cancel()
+
+
+async def test_a_second_loss_gives_a_suspect_a_second_lease(store: Store) -> None:
+    registry = Registry(store)
+    await register(registry, "g", "a", ttl_seconds=1)
+    listing = await registry.discover(NS, "game", "g")
+    view = View("game@g", "g", None)
+    view.take(Listed("g", listing.instances, 1, False, "1"))
+    view.take(Listed("g", [], 2, True, "2"))
+    await asyncio.sleep(1.1)  # its lease
+    view.take(Listed("g", [], 3, False, "3"))
+    assert [each.suspect for each in view.instances()] == [True]
+    await asyncio.sleep(1.1)
+    view.take(Listed("g", [], 4, False, "3"))
+    assert view.instances() == []

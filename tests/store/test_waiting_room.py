@@ -68,8 +68,10 @@ async def test_who_enters_twice_among_a_crowd_of_newcomers_keeps_one_place_and_t
 
 
 async def test_a_queue_that_nobody_made_is_unknown(store: Store) -> None:
+    world = World(store, "nowhere")
+    await world.room.queues.index.note_age(new=True)
     with pytest.raises(QueueUnknown):
-        await World(store, "nowhere").enter("ryan")
+        await world.enter("ryan")
 
 
 async def test_a_full_queue_and_a_closed_one_refuse_newcomers_only(world: World) -> None:

@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 
+from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import Entry, State, Status, WaitingRoom
-from headgate.waiting_room.problems import QueueReset, TicketInvalid
+from headgate.waiting_room.problems import QueueReset, QueueUnknown, TicketInvalid
+from headgate.waiting_room.queues import RETURN_MS
 from tests.store.test_waiting_room_loss import lose_everything, lose_writes
 from tests.store.waiting_world import World
 from tests.topology import eventually
@@ -209,3 +211,52 @@ async def test_places_that_were_ahead_of_the_clock_come_back_and_nobody_new_gets
     await world.enter("new")
     assert [(await ask(world, entries[user])).place for user in "ba"] == [entries[user].place for user in "ba"]
     assert (await world.look()).line == ["a", "b", "new"]
+
+
+async def test_a_process_that_does_not_know_a_lost_queue_says_try_again_until_somebody_has_written_it_back(
+    world: World,
+) -> None:
+    entries = await enter_all(world, "a")
+    await world.room.queues.view(world.thing)
+    await lose_everything(world)
+    await lose_list(world)
+    newcomer = WaitingRoom(world.store)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="lost its data"):
+            await ask(world, entries["a"], newcomer)
+        with pytest.raises(StoreUnavailable):
+            await newcomer.entry("default", "main", "b")
+        world.wait(RETURN_MS // 3)
+    with pytest.raises(QueueUnknown):
+        await newcomer.queues.view(world.thing)  # an operator asks what is there now
+    await ask(world, entries["a"])
+    assert (await ask(world, entries["a"], newcomer)).rank == 1
+
+
+async def test_a_queue_that_nobody_writes_back_is_unknown_in_the_end(world: World) -> None:
+    await lose_everything(world)
+    await lose_list(world)
+    newcomer = WaitingRoom(world.store)
+    with pytest.raises(StoreUnavailable):
+        await newcomer.status("default", "main", "a", trusted=True)
+    world.wait(RETURN_MS)
+    with pytest.raises(QueueUnknown):
+        await newcomer.status("default", "main", "a", trusted=True)
+
+
+async def test_a_possible_loss_counts_like_a_loss(world: World) -> None:
+    """After a failover the last writes may be missing, and a queue may be among them."""
+    home = world.room.queues.index.home
+    await world.store.write(home, "HSET", home.key("meta"), "replid", "somebody-else")
+    with pytest.raises(StoreUnavailable):
+        await world.room.status("default", "other", "a", trusted=True)
+    world.wait(RETURN_MS)
+    with pytest.raises(QueueUnknown):
+        await world.room.status("default", "other", "a", trusted=True)
+
+
+async def lose_list(world: World) -> None:
+    """Unlink all keys of the list of queues, as a flush would."""
+    home = world.room.queues.index.home
+    for key in ("meta", "names", "due", "stamps", "changes", "since"):
+        await world.store.write(home, "DEL", home.key(key))

@@ -141,7 +141,8 @@ class World:
             self._set_clock()
 
     async def configure(self, **changes: object) -> QueueView:
-        """Create the queue or change its policy."""
+        """Create the queue or change its policy, in a store that has lost nothing."""
+        await self.room.queues.index.note_age(new=True)
         return await self.room.queues.configure(self.thing, PolicyChange(**changes), who="test")  # type: ignore[arg-type]
 
     async def operate(self, action: str, number: int = 0) -> None:

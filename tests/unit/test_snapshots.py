@@ -36,7 +36,7 @@ async def test_a_damaged_file_is_ignored(snapshots: Snapshots[Saved], tmp_path: 
         }[damage]
     )  # fmt: skip
     assert snapshots.read("game@g") is None
-    view = View("game@g", snapshots)
+    view = View("game@g", "g", snapshots)
     view.load()
     assert not view.known
 

@@ -14,8 +14,7 @@ from headgate.kit import logs
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import DEFAULT, Configuration
-from headgate.relay.upstreams import Upstreams
-from headgate.store import StoreSettings, open_store
+from headgate.store import Index, StoreSettings, open_store
 from headgate.store.address import parse_address
 from headgate.store.embedded import Embedded
 from headgate.store.settings import EMBEDDED
@@ -66,7 +65,8 @@ async def local_store(
         if embedded.fresh:
             settings = msgspec.structs.replace(configuration[StoreSettings], url=embedded.url)
             async with open_store(settings) as store:
-                await Upstreams(store).note_new_store()
+                for part in ("upstream", "queue"):
+                    await Index(store, part).note_age(new=True)
         keeping = asyncio.ensure_future(_keep(embedded, give_up))
         try:
             yield embedded.url

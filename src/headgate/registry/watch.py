@@ -134,7 +134,7 @@ async def _follow_type(
                         resumable = isinstance(each, Change) and notice.revision >= complete_at
                         found = Found(notice.member, each, cursor if resumable else None)
                         if isinstance(each, Snapshot):
-                            yield found, Found(notice.member, Bookmark(each.revision))
+                            yield found, Found(notice.member, Bookmark(each.revision, each.epoch))
                         else:
                             yield (found,)
                     position, within = notice.revision, 0
@@ -149,7 +149,8 @@ async def _follow_type(
 
 def _state_of(group: str, look: Look) -> tuple[Found, Found]:
     """Tell the state of a group, and that it is complete."""
-    return Found(group, Snapshot(look.instances, look.revision, look.epoch)), Found(group, Bookmark(look.revision))
+    told = Snapshot(look.instances, look.revision, look.epoch)
+    return Found(group, told), Found(group, Bookmark(look.revision, look.epoch))
 
 
 def read_cursor(text: str) -> Cursor:
@@ -192,7 +193,7 @@ def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
         case Snapshot():
             return b"".join(event("put", Put(revision, item)) for item in notice.items)
         case Bookmark():
-            return event("bookmark", Mark(revision, group=group or None), id_)
+            return event("bookmark", Mark(revision, epoch=notice.epoch, group=group or None), id_)
         case Compacted():
             return event("compacted", Mark(revision, group=group or None))
         case Reset():

@@ -21,7 +21,6 @@ POLICY_PUT = script(__package__, "policy_put")
 POLICY_FREE = script(__package__, "policy_free")
 POLICY_REMOVE = script(__package__, "policy_remove")
 FIGURES = script(__package__, "figures")
-STORE_AGE = script(__package__, "store_age")
 
 FRESH_SECONDS: Final = 1.0
 BEAT_SPARE: Final = 0.5
@@ -114,11 +113,11 @@ class Upstreams:
         """
         upstream_name(name)
         policy.check()
-        _, noted = await self._store_age(name)
+        _, noted = await self._index.age(self.thing(name))
         await self._index.put(self.thing(name), due_in_ms=1000)
         version, created = await self._write(name, policy, expected)
         if created and not noted:
-            age_ms, _ = await self._store_age(name)
+            age_ms, _ = await self._index.age(self.thing(name))
             await self._store.run(POLICY_FREE, self.thing(name), age_ms)
         view = UpstreamView(name, version, policy)
         self._remember(view)
@@ -179,14 +178,7 @@ class Upstreams:
 
     async def note_new_store(self) -> None:
         """Note that this store was made just now: it can have lost nothing, and no upstream need begin on hold."""
-        await self._store_age("", new=True)
-
-    async def _store_age(self, name: str, *, new: bool = False) -> tuple[int, bool]:
-        """Tell for how many ms the store has surely lost nothing, and whether an upstream was noted there before."""
-        reply = cast(
-            "list[Reply]", await self._store.run(STORE_AGE, self._index.home, self.thing(name).tag, 1 if new else 0)
-        )
-        return int(cast("bytes", reply[0])), reply[1] == 1
+        await self._index.note_age(new=True)
 
     async def _write(self, name: str, policy: Upstream, expected: str) -> tuple[int, bool]:
         """Write a policy; give its version, and whether the store knew nothing of this upstream."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -239,16 +240,16 @@ class Registry:
         try:
             if check:
                 # Whoever is asked for one by one is also kept in mind, for the day when nobody can be asked.
-                await self._discovered(view, group, await self._mode.discover(type, group, None, (), False))
+                await self._discovered(view, await self._mode.discover(type, group, None, (), False))
                 asked = await self._mode.discover(type, group, healthy, filters, check)
                 return InstanceList(asked.instances, stale=False, revision=asked.revision)
             listing = await self._mode.discover(type, group, healthy, filters, False)
             chosen = healthy is not None or bool(filters)
-            if chosen and view.is_of(listing, group):
+            if chosen and view.is_of(listing):
                 return InstanceList(listing.instances, stale=False, revision=listing.revision)
             if chosen:
                 listing = await self._mode.discover(type, group, None, (), False)
-            await self._discovered(view, group, listing)
+            await self._discovered(view, listing)
         except StoreUnavailable:
             if not view.known:
                 raise
@@ -330,12 +331,12 @@ class Registry:
         key = (type_, group)
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = View(f"{type_}@{group if group is not None else '*'}", self._snapshots)
+            view = self._views[key] = View(f"{type_}@{group if group is not None else '*'}", group, self._snapshots)
             await asyncio.to_thread(view.load)
         return view
 
-    async def _discovered(self, view: View, group: str | None, listing: Listing) -> None:
-        if view.discovered(listing, group):
+    async def _discovered(self, view: View, listing: Listing) -> None:
+        if view.discovered(listing):
             await view.save()
 
     async def _follow(self, type_: str, group: str | None) -> View:
@@ -356,15 +357,18 @@ class Registry:
             self._views[key].stale = True
 
     async def _keep_following(self, type_: str, group: str | None, view: View) -> None:
-        keeping = asyncio.get_running_loop().create_task(view.keep())
+        keeping = asyncio.get_running_loop().create_task(
+            view.keep(partial(self._mode.discover, type_, group, None, (), False))
+        )
         pause = FIRST_PAUSE
         try:
             while True:
                 try:
                     async with aclosing(self._mode.watch(type_, group, view.position)) as happenings:
                         async for happening in happenings:
-                            view.take(happening)
                             pause = FIRST_PAUSE
+                            if not view.take(happening):
+                                break
                 except Closed:
                     view.stale = True
                     return

@@ -43,12 +43,13 @@ from headgate.store.feed import Bookmark, Change, Compacted, Reset, Snapshot
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The whole of a group; `lost` says that its history may have been lost before."""
+    """The whole of a group; `lost` says that its history may have been lost before, `epoch` of which history it is."""
 
     group: str
     instances: list[Instance]
     revision: int
     lost: bool
+    epoch: str | None = None
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -68,10 +69,14 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """A position from which a watch can be resumed; `groups` are all there are, where the whole state ends here."""
+    """A position from which a watch can be resumed; `groups` are all there are, where the whole state ends here.
+
+    `epoch` is that of the group that is watched, where it is one.
+    """
 
     position: str
     groups: frozenset[str] | None = None
+    epoch: str | None = None
 
 
 Happening = Listed | Put | Gone | Marked
@@ -185,6 +190,7 @@ class StoreMode:
                             found.notice.items,
                             found.notice.revision,
                             not lost.isdisjoint({found.group, ""}),
+                            found.notice.epoch,
                         )
                         lost.discard(found.group)
                         if groups is not None:
@@ -205,7 +211,8 @@ class StoreMode:
                 if found.cursor is not None:
                     whole, groups = groups, None
                     lost.discard("")
-                    yield Marked(str(found.cursor), None if whole is None else frozenset(whole))
+                    epoch = found.notice.epoch if isinstance(found.notice, Bookmark) else None
+                    yield Marked(str(found.cursor), None if whole is None else frozenset(whole), epoch)
 
     async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[Found, None]:
         thing = self._registry.service(self._namespace, type_, group)
@@ -305,6 +312,7 @@ class HttpMode:
         async with self._http.events("/sd/v1/watch", query=query) as events:
             async for event in events:
                 groups: frozenset[str] | None = None
+                epoch: str | None = None
                 if event.event == "problem":
                     raise _problem(event)
                 if event.event == "put":
@@ -331,7 +339,8 @@ class HttpMode:
                     mark = msgspec.json.decode(event.data, type=_Mark)
                     name = mark.group or group or ""
                     if name in listing or (telling_all and name and name not in told):
-                        yield Listed(name, listing.pop(name, []), mark.revision, not lost.isdisjoint({name, ""}))
+                        was_lost = not lost.isdisjoint({name, ""})
+                        yield Listed(name, listing.pop(name, []), mark.revision, was_lost, mark.epoch)
                         lost.discard(name)
                         told.add(name)
                     if mark.group and group is None:
@@ -340,8 +349,9 @@ class HttpMode:
                         groups = frozenset(told)
                     telling_all = False
                     lost.discard("")
+                    epoch = mark.epoch
                 if event.id:
-                    yield Marked(event.id, groups)
+                    yield Marked(event.id, groups, epoch)
 
     def _query(
         self, **values: str | float | bool | list[str] | None

@@ -1,13 +1,18 @@
 """What a client knows of a service: fed by a watch and by every discovery, kept on disk, and never emptied by a loss.
 
 When the store's history may have been lost, instances that the new state does not show are kept as suspects for one lease:
-whoever lives has registered again by then.
+whoever lives has registered again by then. A suspect is dropped by an answer of after that time which does not show it, not
+by the time alone: the watch may have been cut off meanwhile. A loss shows in the epoch, which every state and every bookmark
+names: a position alone may fall into the new history by chance, when the store's clock was set back before the loss.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Final
 
@@ -44,7 +49,7 @@ class InstanceList(list[Instance]):
 class View:
     """One service, or all groups of a type, as last known here."""
 
-    def __init__(self, name: str, snapshots: Snapshots[Saved] | None) -> None:
+    def __init__(self, name: str, group: str | None, snapshots: Snapshots[Saved] | None) -> None:
         self.known = False
         self.stale = True
         self.revision = 0
@@ -55,6 +60,7 @@ class View:
         self._epochs: dict[str, str] = {}
         self._revisions: dict[str, int] = {}
         self._name = name
+        self._group = group
         self._snapshots = snapshots
         self._instances: dict[Key, Instance] = {}
         self._suspects: dict[Key, float] = {}
@@ -63,7 +69,6 @@ class View:
 
     def instances(self) -> list[Instance]:
         """Give all instances known now."""
-        self._drop_suspects()
         return list(self._instances.values())
 
     def answer(self, *, stale: bool | None = None) -> InstanceList:
@@ -77,37 +82,39 @@ class View:
             self._instances = {_key(each): each for each in saved.instances}
             self.revision, self._epochs, self.known = saved.revision, dict(saved.epochs), True
 
-    def is_of(self, listing: Listing, group: str | None) -> bool:
+    def is_of(self, listing: Listing) -> bool:
         """Tell whether an answer, whatever it chose, is of the very state that is known here."""
-        histories = _histories(listing, group)
+        histories = _histories(listing, self._group)
         return self.known and all(
             (self._epochs.get(name), self._revisions.get(name)) == at for name, at in histories.items()
         ) and {name for name, _ in self._instances} <= histories.keys()  # fmt: skip
 
-    def discovered(self, listing: Listing, group: str | None) -> bool:
+    def discovered(self, listing: Listing) -> bool:
         """Take the answer of a discovery, each group for itself; tell whether it brought anything new."""
-        before, known = set(self._instances), self.is_of(listing, group)
+        before, known = set(self._instances), self.is_of(listing)
         by_group: dict[str, list[Instance]] = {}
         for instance in listing.instances:
             by_group.setdefault(instance.group, []).append(instance)
-        histories = _histories(listing, group)
+        histories = _histories(listing, self._group)
         for name, (epoch, revision) in histories.items():
             if epoch == self._epochs.get(name) and revision < self._revisions.get(name, 0):
                 continue  # the watch has gone on since
             lost = self._lost(name, epoch)
             self._epochs[name] = epoch
             self._replace(by_group.get(name, []), name, revision, lost=lost)
-        # A group that has instances is always listed, unless the list itself was lost.
-        for name in {name for name, _ in self._instances} - histories.keys():
-            self._replace([], name, listing.revision, lost=True)
+        self._doubt_groups(histories.keys(), listing.revision)
         self.known, self.stale = True, False
         return not known or before != self._instances.keys()
 
-    def take(self, happening: Happening) -> None:
-        """Take what a watch tells."""
+    def take(self, happening: Happening) -> bool:
+        """Take what a watch tells; False if it must begin anew, with the present state."""
         match happening:
             case Listed():
-                self._replace(happening.instances, happening.group, happening.revision, lost=happening.lost)
+                lost = happening.lost
+                if happening.epoch is not None:
+                    lost = lost or self._lost(happening.group, happening.epoch)
+                    self._epochs[happening.group] = happening.epoch
+                self._replace(happening.instances, happening.group, happening.revision, lost=lost)
             case Put():
                 self._put(happening.instance, happening.revision)
                 self._advance(happening.instance.group, happening.revision)
@@ -115,15 +122,20 @@ class View:
                 self._remove((happening.group, happening.instance_id), happening.revision, happening.reason)
                 self._advance(happening.group, happening.revision)
             case Marked():
+                if self._group is not None and happening.epoch is not None:
+                    if self._epochs.get(self._group, "0") not in ("0", happening.epoch):
+                        # Resumed in a history that is not the one it was of; what this one lacks is not told.
+                        self.position, self.stale = None, True
+                        return False
+                    self._epochs[self._group] = happening.epoch
                 if happening.groups is not None:
-                    # A group that has instances is always told, unless the list of groups itself was lost.
-                    for name in {name for name, _ in self._instances} - happening.groups:
-                        self._replace([], name, self.revision, lost=True)
+                    self._doubt_groups(happening.groups, self.revision)
                 self.position = happening.position
                 self.known, self.stale, self.refusal = True, False, None
                 self.heard.set()
-                return
+                return True
         self._dirty.set()
+        return True
 
     def refused(self, error: HeadgateError) -> bool:
         """Take it that the watch may not be had; True if that may be due to its position, and the state is listed anew."""
@@ -169,15 +181,17 @@ class View:
         for made in listening:
             await made.stop()
 
-    async def keep(self) -> None:
-        """Write the snapshot after changes, and let suspects go when their time is over."""
+    async def keep(self, ask: Callable[[], Awaitable[Listing]]) -> None:
+        """Write the snapshot after changes, and ask again for suspects whose time is over."""
         while True:
-            timeout = WRITE_SECONDS if self._suspects else None
+            timeout = WRITE_SECONDS * random.uniform(0.5, 1.5) if self._suspects else None
             try:
                 async with asyncio.timeout(timeout):
                     await self._dirty.wait()
             except TimeoutError:
-                self._drop_suspects()
+                if min(self._suspects.values(), default=inf) <= monotonic():
+                    with suppress(HeadgateError):  # nobody answers: they stay until somebody does
+                        self.discovered(await ask())
                 continue
             self._dirty.clear()
             await self.save()
@@ -199,19 +213,27 @@ class View:
             return epoch != self._epochs[group]
         return self._revisions.get(group, 0) > 0 and (epoch == "0" or int(epoch) > self._revisions[group])
 
+    def _doubt_groups(self, told: Set[str], revision: int) -> None:
+        """Suspect the instances of groups that were not told: one that has instances is, unless the list of groups was lost."""
+        for name in {name for name, _ in self._instances} - told:
+            known = {key for key in self._instances if key[0] == name}
+            self._replace([], name, revision, lost=not known <= self._suspects.keys())
+
     def _replace(self, instances: list[Instance], group: str, revision: int, *, lost: bool) -> None:
         before = {key for key in self._instances if key[0] == group}
         now = monotonic()
         for instance in instances:
             self._put(instance, revision)
             before.discard(_key(instance))
-        for key in before - self._suspects.keys():  # a suspect has its lease, whoever does not list it
-            if not lost:
-                self._remove(key, revision, "removed")
-            else:
+        for key in before:
+            if lost:
                 suspect = msgspec.structs.replace(self._instances[key], suspect=True)
                 self._instances[key] = suspect
                 self._suspects[key] = now + suspect.ttl_seconds
+            elif key not in self._suspects:
+                self._remove(key, revision, "removed")
+            elif self._suspects[key] <= now:
+                self._remove(key, revision, "expired")
         self._revisions[group] = revision
         self.revision = max(self._revisions.values())
         self._dirty.set()
@@ -229,12 +251,6 @@ class View:
         instance = self._instances.pop(key, None)
         if instance is not None:
             self._tell(Change("removed", instance, revision, reason))
-
-    def _drop_suspects(self) -> None:
-        now = monotonic()
-        for key in [key for key, until in self._suspects.items() if until <= now]:
-            self._remove(key, self.revision, "expired")
-            self._dirty.set()
 
     def _tell(self, change: Change) -> None:
         for made in tuple(self.listening):

@@ -13,6 +13,7 @@ import msgspec
 
 from headgate.store.batch import Batch
 from headgate.store.keys import Thing, part_of_key, split_tag
+from headgate.store.link import Reply
 from headgate.store.script import script
 from headgate.store.store import Store
 
@@ -27,6 +28,7 @@ FORGET = script("headgate.store", "index_forget")
 DUE = script("headgate.store", "index_due")
 MARK = script("headgate.store", "index_mark")
 CHANGES = script("headgate.store", "index_changes")
+AGE = script("headgate.store", "index_age")
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -103,6 +105,15 @@ class Index:
             things=[self._thing(tag) for tag in tags],
             more=len(tags) == PAGE,
         )
+
+    async def age(self, thing: Thing) -> tuple[int, bool]:
+        """Tell for how many ms the store has surely lost nothing of the list, and whether a thing is listed."""
+        reply = cast("list[Reply]", await self._store.run(AGE, self._home, thing.tag, 0))
+        return int(cast("bytes", reply[0])), reply[1] == 1
+
+    async def note_age(self, *, new: bool = False) -> None:
+        """Count the age from now on, unless it is counted already; a `new` store was made just now and has lost nothing."""
+        await self._store.run(AGE, self._home, "", 1 if new else 0)
 
     async def claim(self, limit: int = 16) -> Sequence[Claim]:
         """Take what is due; it is ours until `done`, or for about two seconds."""

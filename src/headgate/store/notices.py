@@ -31,9 +31,10 @@ class Snapshot(msgspec.Struct, Generic[Item], frozen=True):
 
 
 class Bookmark(msgspec.Struct, frozen=True):
-    """Everything up to this revision has been given."""
+    """Everything up to this revision has been given; `epoch` is that of the thing's history, where it is of one thing."""
 
     revision: int
+    epoch: str | None = None
 
 
 class Compacted(msgspec.Struct, frozen=True):

@@ -68,7 +68,7 @@ class Reader(Generic[Item]):
 
     def __init__(self, feed: Source[Item], thing: Thing) -> None:
         self.watchers = 0
-        # How often the history was replaced by one whose revisions are lower: a position of an earlier one means nothing.
+        # How often the history was replaced by another: a position of an earlier one means nothing.
         self.history = 0
         self._feed = feed
         self._thing = thing
@@ -117,14 +117,11 @@ class Reader(Generic[Item]):
         if after is None:
             snapshot = await self._list()
             yield snapshot
-            position = snapshot.revision
+            yield Bookmark(snapshot.revision, snapshot.epoch)
         else:
-            position = after
             # A position outside what memory knows is the store's to judge: it may be from the future or long gone.
-            async for notice in self._catch_up(position):
+            async for notice in self._catch_up(after):
                 yield notice
-                position = position_after(position, notice)
-        yield Bookmark(position)
 
     async def reopening(self, position: int, history: int) -> Notices[Item]:
         """Give what is between a position and memory, or after a loss the state that is there now."""
@@ -132,12 +129,10 @@ class Reader(Generic[Item]):
             yield Reset(self._epoch, self._position)
             snapshot = await self._list()
             yield snapshot
-            position = snapshot.revision
+            yield Bookmark(snapshot.revision, snapshot.epoch)
         else:
             async for notice in self._catch_up(position):
                 yield notice
-                position = position_after(position, notice)
-        yield Bookmark(position)  # if that was a whole state, it is complete here
 
     async def watch(self, after: int | None) -> Notices[Item]:
         position, history = after or 0, self.history
@@ -164,7 +159,7 @@ class Reader(Generic[Item]):
                         break  # the reader went on while we waited for a slow consumer
             elif marks < self._marks:
                 marks = self._marks
-                yield Bookmark(position)
+                yield Bookmark(position, self._epoch)
             else:
                 await moved.wait()  # no timer of its own: the reader wakes all for their bookmarks
 
@@ -213,7 +208,7 @@ class Reader(Generic[Item]):
         return history != self.history or (position > 0 and (self._epoch == "0" or position < int(self._epoch)))
 
     async def _catch_up(self, position: int) -> Notices[Item]:
-        """Give what lies between a position and the reader's memory, straight from the store."""
+        """Give what lies between a position and the reader's memory, straight from the store, and the mark where it ends."""
         while True:
             async with self._catching_up:
                 page = await self._feed.read(self._thing, position)
@@ -222,13 +217,16 @@ class Reader(Generic[Item]):
                     yield change
                     position = change.revision
                 if len(page.changes) < PAGE:
+                    yield Bookmark(position, page.epoch)
                     return
                 continue
             if page.what == "new" and position == 0:
+                yield Bookmark(position, page.epoch)
                 return
             yield Compacted(page.revision) if page.what == "compacted" else Reset(page.epoch, page.revision)
             snapshot = await self._list()
             yield snapshot
+            yield Bookmark(snapshot.revision, snapshot.epoch)
             return
 
     async def _list(self) -> Snapshot[Item]:
@@ -273,11 +271,13 @@ class Reader(Generic[Item]):
             self._started = True
         else:
             page = await self._feed.read(self._thing, self._position)
-            if page.what == "same":
+            # Another epoch may be there at the same position too: the clock was set back, and then everything was lost.
+            replaced = self._position > 0 and page.epoch != self._epoch
+            if page.what == "same" and not replaced:
                 self._epoch = page.epoch
                 self._keep(page.changes)
             elif page.what != "new" or self._position:
-                if page.revision < self._position:
+                if replaced or page.revision < self._position:
                     self.history += 1
                 self._restart(page.epoch, page.revision)
                 restarted = True
@@ -286,7 +286,7 @@ class Reader(Generic[Item]):
         if self._heard_at - self._marked_at >= BOOKMARK_SECONDS:
             self._marked_at = self._heard_at
             self._marks += 1
-            notices.append(Bookmark(self._position))
+            notices.append(Bookmark(self._position, self._epoch))
         if restarted or notices:
             self._moved.set()
             self._moved = asyncio.Event()

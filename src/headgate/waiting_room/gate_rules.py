@@ -176,6 +176,8 @@ class GateRules:
         due = {*self._stale, *changes.things}
         lost = changes.history != before.history or began - self._looked > CHANGES_KEPT_SECONDS / 2
         if lost or began - self._listed > LIST_SECONDS:
+            if lost:
+                await self._queues.index.note_age()
             listed = set(await self._queues.index.list(None))
             # One that is not listed may be deleted, or lost by the store and written back by reading it.
             due |= listed ^ self._guards.keys() if not lost else listed | self._guards.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Final, cast
 
@@ -73,6 +74,8 @@ class Promotion:
 
     async def run(self) -> None:
         """Look for due queues for as long as the process lives; one that hangs holds up no other."""
+        with suppress(HeadgateError):  # a gateway does it too
+            await self._queues.index.note_age()
         visits: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while True:

@@ -14,7 +14,7 @@ import msgspec
 from headgate.kit.http import Wire
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
-from headgate.kit.problems import HeadgateError, VersionConflict
+from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import Common, Memory, Remembered
 from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
@@ -34,6 +34,8 @@ OFFSET_AT: Final = 15
 TOTALS_AT: Final = 17
 # What nobody tells us of, such as a clock that was put back, we know after this long.
 LEARN_SECONDS: Final = 60.0
+# Within this time after a loss of data, whoever remembers a queue has written it back.
+RETURN_MS: Final = 10_000
 
 log = get_logger()
 T = TypeVar("T")
@@ -214,11 +216,19 @@ class Queues:
         return History(thing.name, [_minute(record) for record in _records(entries)][::-1])
 
     async def kept(self, thing: Thing, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call on a queue; if the store has lost the queue, write back what we remember of it first."""
+        """Make a call on a queue; if the store has lost the queue, write back what we remember of it first.
+
+        Raises StoreUnavailable for a queue that we do not remember in a store that has lost its data just now.
+        """
         try:
             return await call()
         except QueueLost as error:
             if not await self._write_back(thing):
+                age_ms, _ = await self.index.age(thing)
+                if age_ms < RETURN_MS:
+                    raise StoreUnavailable(
+                        "The store is new or has just lost its data, and this queue is not known yet; try again shortly."
+                    ) from error
                 raise QueueUnknown from error
         except QueueUnknown:
             self.forget(thing)
@@ -294,6 +304,12 @@ class Queues:
                 known.doubt()
 
     async def _read(self, thing: Thing) -> Sequence[Reply]:
+        try:
+            return cast("list[Reply]", await self._store.run(FIGURES, thing))
+        except QueueLost as error:
+            # An operator asks what is there now, not what was.
+            if not await self._write_back(thing):
+                raise QueueUnknown from error
         return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
 
     async def _write_back(self, thing: Thing) -> bool:
