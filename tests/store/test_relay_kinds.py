@@ -194,3 +194,49 @@ async def test_a_loss_counts_as_a_full_window_of_a_limit_that_came_after_it(
     assert figures.held_ms > 5000
     one.store.advance_clock(9000)
     assert (await one.upstreams.figures("a", "u1"))[0].held_ms == 0
+
+
+PACED = Limit(kind=Kind.PACED, every_ms=2000)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (WINDOW, PACED),
+        (Limit(count=4, seconds=8.0, per=Per.UPSTREAM), PACED),
+        (
+            Limit(count=4, seconds=8.0, per=Per.UPSTREAM),
+            Limit(kind=Kind.PACED, every_ms=2000, per=Per.UPSTREAM),
+        ),
+    ],
+    ids=["user", "shared to user", "shared"],
+)
+async def test_a_window_that_becomes_a_pace_counts_until_it_has_forgotten(
+    one: Node, before: Limit, after: Limit
+) -> None:
+    """Ten a minute that become one in six seconds: nobody may get ten at once and the next six seconds later."""
+    await put(one, before)
+    await end(*[await take(one) for _ in range(4)])
+    await put(one, after)
+    await put(one, after)  # written again, it is not forgotten
+    _, _, wait_ms = await one.upstreams.figures("a", "u1")
+    assert wait_ms > 6000
+
+
+async def test_a_limit_that_is_raised_is_in_force_at_once(one: Node) -> None:
+    await put(one, WINDOW)
+    await end(*[await take(one) for _ in range(4)])
+    await put(one, Limit(count=6, seconds=8.0))
+    assert await room(one) == 2
+    await put(one, Limit(count=4, seconds=8.0))
+    await put(one, Limit(kind=Kind.CONCURRENT, count=4))
+    assert await room(one) == 4
+
+
+async def test_a_policy_that_is_written_again_and_again_keeps_a_bounded_number_of_old_windows(one: Node) -> None:
+    for number in range(30):
+        await put(one, Limit(count=4, seconds=600.0 + number))
+    await put(one, Limit(kind=Kind.PACED, every_ms=600_000))
+    thing = one.upstreams.thing("a")
+    kept = cast("bytes", await one.store.read(thing, "HGET", thing.key("policy"), "outgoing"))
+    assert 0 < kept.count(b";") <= 8

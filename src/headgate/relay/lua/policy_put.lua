@@ -10,6 +10,7 @@
 --- AGAIN    never: a version counts once
 --@include line
 --@include clock
+--@include outgoing
 local meta, policy, events, users = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local flying, answered, opened, state, turns, heads = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local context, document, expected, hold_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -30,11 +31,28 @@ local thing = open_upstream(meta, saved, context)
 -- Until when permits of the policies before this one may be in flight: one of them may have had a longer lease.
 local before = redis.call('HMGET', policy, 'lease', 'leased_until')
 local leased_until = math.max(thing.now + tonumber(before[1] or 0), tonumber(before[2] or 0))
+local outgoing = {}
+for i = 5, #ARGV, 2 do
+  local field, plan = ARGV[i], string.match(ARGV[i], '^rules(.*)$')
+  if plan then
+    local was = redis.call('HMGET', policy, field, 'shared', 'outgoing' .. plan)
+    -- What all users shared, no user may exceed alone.
+    outgoing['outgoing' .. plan] = outgoing_rules((was[1] or '') .. (was[2] or ''), was[3], ARGV[i + 1], thing.now)
+  elseif field == 'shared' then
+    local was = redis.call('HMGET', policy, field, 'outgoing_shared')
+    outgoing.outgoing_shared = outgoing_rules(was[1], was[2], ARGV[i + 1], thing.now)
+  end
+end
 redis.call('DEL', policy)
 redis.call('HSET', policy, 'document', document, 'version', text_of(version + 1), 'hold', text_of(hold_ms),
   'leased_until', text_of(leased_until))
 for i = 5, #ARGV, 2 do
   redis.call('HSET', policy, ARGV[i], ARGV[i + 1])
+end
+for field, ending in pairs(outgoing) do
+  if ending ~= '' then
+    redis.call('HSET', policy, field, ending)
+  end
 end
 local shared, shares = #read_rules(saved.shared) > 0, #read_rules(redis.call('HGET', policy, 'shared')) > 0
 if not shares then

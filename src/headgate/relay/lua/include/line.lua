@@ -17,12 +17,15 @@ local LOST_MS = 1500
 
 --- Read what scripts must know of a policy; `user` may be nil. Without a version there is none.
 local function read_policy(policy, user)
-  local found = redis.call('HMGET', policy, 'version', 'gone', 'hold', 'rules', 'shared', 'plan:' .. (user or ''))
-  local rules = found[4]
+  local found = redis.call('HMGET', policy, 'version', 'gone', 'hold', 'rules', 'shared', 'plan:' .. (user or ''),
+    'outgoing', 'outgoing_shared')
+  local rules, outgoing = found[4], found[7]
   if user and found[6] then
-    rules = redis.call('HGET', policy, 'rules:' .. found[6]) or rules
+    local plan = redis.call('HMGET', policy, 'rules:' .. found[6], 'outgoing:' .. found[6])
+    rules, outgoing = plan[1] or rules, plan[1] and plan[2] or outgoing
   end
-  return { version = found[1], gone = found[2], hold = tonumber(found[3] or 0), rules = rules, shared = found[5] }
+  return { version = found[1], gone = found[2], hold = tonumber(found[3] or 0), rules = rules, shared = found[5],
+    outgoing = outgoing, outgoing_shared = found[8] }
 end
 
 --- Open an upstream's clock. History that may be lost counts as a full window, and the hold is long enough also for every
@@ -47,8 +50,10 @@ local function open_upstream(meta, policy, context)
 end
 
 local function open_side(keys, policy, thing)
-  local own = open_pool(read_rules(policy.rules), keys.fly, keys.done, keys.open, keys.user, thing.now, true)
-  local shared = open_pool(read_rules(policy.shared), keys.flying, keys.answered, keys.opened, keys.state, thing.now)
+  local rules = add_outgoing(read_rules(policy.rules), policy.outgoing, thing.now)
+  local together = add_outgoing(read_rules(policy.shared), policy.outgoing_shared, thing.now)
+  local own = open_pool(rules, keys.fly, keys.done, keys.open, keys.user, thing.now, true)
+  local shared = open_pool(together, keys.flying, keys.answered, keys.opened, keys.state, thing.now)
   own.version, shared.version = policy.version or '0', policy.version or '0'
   return own, shared
 end

@@ -16,6 +16,16 @@ local function read_rules(text)
   return rules
 end
 
+--- Add the windows of replaced limits that have not ended yet (`outgoing`).
+local function add_outgoing(rules, outgoing, now)
+  for count, ms, ends in string.gmatch(outgoing or '', '(%d+) (%d+) (%d+);') do
+    if tonumber(ends) > now then
+      rules[#rules + 1] = { kind = 'w', count = tonumber(count), ms = tonumber(ms), burst = 0 }
+    end
+  end
+  return rules
+end
+
 --- A pool without rules stays closed, unless it is needed `always` to know who has a permit.
 local function open_pool(rules, fly, done, open, state, now, always)
   local pool = { rules = rules, fly = fly, done = done, open = open, state = state, now = now, keep = KEEP_MS }
