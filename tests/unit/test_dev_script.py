@@ -43,3 +43,30 @@ def test_an_unknown_command_is_answered_with_all_that_there_are() -> None:
     assert answer.returncode == 2
     assert "./dev test" in answer.stderr
     assert "PYTHON=" in answer.stderr
+
+
+def run_ci(directory: Path, newest: str) -> tuple[str, list[str]]:
+    """Run `.ci/run` beside a `dev` that only writes down its calls, on a machine whose newest Python is this one."""
+    program(
+        directory / "dev",
+        f'case "$1" in newest-python) echo python{newest} ;; version) echo "${{PYTHON:-python3.11}}" | cut -c7- ;; '
+        f'*) echo "${{PYTHON:-default}} $*" >>"{directory}/calls" ;; esac',
+    )
+    script = directory / ".ci" / "run"
+    script.parent.mkdir()
+    script.write_text((ROOT / ".ci" / "run").read_text())
+    ended = subprocess.run(["sh", script], capture_output=True, text=True, timeout=60, check=True)
+    return ended.stdout, (directory / "calls").read_text().splitlines()
+
+
+def test_ci_runs_everything_on_the_default_python_and_most_of_it_on_the_newest(tmp_path: Path) -> None:
+    _, calls = run_ci(tmp_path, "3.13")
+    assert calls[0] == "default check"
+    assert calls[1].startswith("default test --topology every")
+    assert calls[2].startswith("python3.13 test tests/unit tests/store tests/http")
+
+
+def test_ci_says_in_one_line_that_there_is_only_one_python(tmp_path: Path) -> None:
+    said, calls = run_ci(tmp_path, "3.11")
+    assert said == "ci: only one Python is on this machine (python3.11); the tests ran on no other.\n"
+    assert len(calls) == 2

@@ -137,7 +137,9 @@ class Line:
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
         asker = self._asker(await self._keys(), thing, user_id, "", None, place_token, trusted)
-        await self._queues.kept(thing, lambda: self._store.run(LEAVE, thing, asker.user_id, int(asker.proven)))
+        await self._queues.kept(
+            thing, lambda: self._store.run(LEAVE, thing, asker.user_id, int(asker.proven)), in_line=True
+        )
 
     async def watch(
         self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool
@@ -186,7 +188,7 @@ class Line:
             seat = call()
             return seat, cast("bytes", await seat)
 
-        return await self._queues.kept(thing, asked)
+        return await self._queues.kept(thing, asked, in_line=True)
 
     async def _without_growing(self, thing: Thing, user_id: str, claim: str, full: StoreFull) -> tuple[Seat, bytes]:
         """Answer an entry that a full store refused, if the user has a place, a ticket or a kept seat already."""
@@ -198,7 +200,7 @@ class Line:
             return seat, cast("bytes", await seat)
 
         try:
-            seat, reply = await self._queues.kept(thing, asked)
+            seat, reply = await self._queues.kept(thing, asked, in_line=True)
         except (NotInLine, QueueReset):
             raise full from None
         if reply[:1] in DONE:

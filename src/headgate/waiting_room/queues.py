@@ -215,17 +215,17 @@ class Queues:
         entries = await self._store.read(thing, "XREVRANGE", thing.key("history"), "+", "-", "COUNT", minutes)
         return History(thing.name, [_minute(record) for record in _records(entries)][::-1])
 
-    async def kept(self, thing: Thing, call: Callable[[], Awaitable[T]]) -> T:
+    async def kept(self, thing: Thing, call: Callable[[], Awaitable[T]], *, in_line: bool = False) -> T:
         """Make a call on a queue; if the store has lost the queue, write back what we remember of it first.
 
-        Raises StoreUnavailable for a queue that we do not remember in a store that has lost its data just now.
+        Somebody `in_line` is told to try again, by StoreUnavailable, if we do not remember the queue and the store has lost
+        its data just now.
         """
         try:
             return await call()
         except QueueLost as error:
             if not await self._write_back(thing):
-                age_ms, _ = await self.index.age(thing)
-                if age_ms < RETURN_MS:
+                if in_line and (await self.index.age(thing))[0] < RETURN_MS:
                     raise StoreUnavailable(
                         "The store is new or has just lost its data, and this queue is not known yet; try again shortly."
                     ) from error
@@ -304,12 +304,6 @@ class Queues:
                 known.doubt()
 
     async def _read(self, thing: Thing) -> Sequence[Reply]:
-        try:
-            return cast("list[Reply]", await self._store.run(FIGURES, thing))
-        except QueueLost as error:
-            # An operator asks what is there now, not what was.
-            if not await self._write_back(thing):
-                raise QueueUnknown from error
         return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
 
     async def _write_back(self, thing: Thing) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -50,36 +51,48 @@ async def call_upstream(
             await asyncio.sleep(0.2)
 
 
-class LockPrograms:
-    """Processes that take one lock again and again; their books say when each held it."""
+class LockProgram:
+    """A process that takes one lock again and again, to be killed, paused and cut off; its book says when it held it."""
 
-    def __init__(self, url: str, prefix: str, directory: Path, count: int = 3) -> None:
-        self._books = [directory / f"lock-{number}" for number in range(count)]
-        self._processes = []
-        for number, book in enumerate(self._books):
-            command = [sys.executable, "-m", "tests.faults.lock_client", "work", url, prefix, str(book)]
-            with book.with_suffix(".log").open("ab") as output:
-                self._processes.append(reaper().spawn([*command, str(LOCK_TTL), str(number)], output))
+    def __init__(self, name: str, url: str, prefix: str, directory: Path) -> None:
+        self.name = name
+        self.ended_at: list[float] = []
+        self._book = directory / name
+        self._command = [sys.executable, "-m", "tests.faults.lock_client", "work", url, prefix, str(self._book)]
+        self._command += [str(LOCK_TTL), name.rpartition("-")[2]]
+        self.start_again()
 
+    @property
     def taken(self) -> int:
-        return sum(book.read_text().count("begin") for book in self._books if book.exists())
+        return self._book.read_text().count("begin") if self._book.exists() else 0
+
+    def start_again(self) -> None:
+        with self._book.with_suffix(".log").open("ab") as output:
+            self._process = reaper().spawn(self._command, output)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     def kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        self._process.kill()
+        self._process.wait()
+        self.ended_at.append(time.monotonic())
 
-    def end(self, history: History) -> None:
-        """Stop them all, and add their holdings to the history."""
-        self.kill()
-        killed = time.monotonic()
-        for book in self._books:
-            lines = [line.split() for line in book.read_text().splitlines()]
-            ends = {line[1]: float(line[2]) for line in lines if line[0] == "end"}
-            for word, *rest in lines:
-                if word == "begin":
-                    fence, begin = rest
-                    history.add("held", book.name, began=float(begin), fence=int(fence), end=ends.get(fence, killed))
+    def tell(self, history: History) -> None:
+        """Add its holdings to the history; one that has no end ended when the process was killed."""
+        lines = [line.split() for line in self._book.read_text().splitlines()]
+        ends = {line[1]: float(line[2]) for line in lines if line[0] == "end" and len(line) == 3}
+        for word, *rest in lines:
+            if word == "begin" and len(rest) == 2:
+                fence, begin = rest[0], float(rest[1])
+                killed = min(at for at in self.ended_at if at >= begin)
+                history.add("held", self.name, began=begin, fence=int(fence), end=ends.get(fence, killed))
+
+
+async def lock_programs(system: System, directory: Path, count: int = 3) -> dict[str, LockProgram]:
+    """Start programs that share one lock, each with a way of its own to the store."""
+    names = [f"lock-{number}" for number in range(count)]
+    return {name: LockProgram(name, await system.store_url(name), system.prefix, directory) for name in names}
 
 
 async def be_an_instance(client: Headgate, history: History, name: str, seed: int, stop: asyncio.Event) -> None:

@@ -8,17 +8,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio.to_thread
 from valkey.exceptions import ValkeyError
 
 from tests.faults.robustness.history import History
 from tests.faults.robustness.plan import Fault, Step
-from tests.faults.robustness.system import Process, System
+from tests.faults.robustness.system import System
 from tests.topology import Node
 
 R = TypeVar("R")
@@ -26,21 +26,34 @@ R = TypeVar("R")
 _FULL_BYTES = 1_500_000  # less than an idle server uses, so every write that needs memory is refused
 
 
-async def carry_out(system: System, history: History, plan: list[Step]) -> None:
+class Target(Protocol):
+    """A process that can be hit."""
+
+    name: str
+
+    def kill(self) -> None: ...
+
+    def start_again(self) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+
+async def carry_out(system: System, targets: Mapping[str, Target], history: History, plan: list[Step]) -> None:
     """Begin every fault at its time; those that hit the same process, or the store, follow each other."""
     busy: dict[str, asyncio.Lock] = {}
     async with asyncio.TaskGroup() as running:
         for step in plan:
             await asyncio.sleep(max(0.0, history.started + step.at - time.monotonic()))
-            running.create_task(_strike(system, history, step, busy.setdefault(step.target, asyncio.Lock())))
+            alone = busy.setdefault(step.target, asyncio.Lock())
+            running.create_task(_strike(system, targets.get(step.target), history, step, alone))
 
 
-async def _strike(system: System, history: History, step: Step, alone: asyncio.Lock) -> None:
+async def _strike(system: System, target: Target | None, history: History, step: Step, alone: asyncio.Lock) -> None:
     async with alone:
         began = time.monotonic()
         history.add("fault begins", step.target or "store", fault=str(step.fault), seconds=step.seconds)
-        if step.target:
-            await _hit_process(system, system.processes[step.target], step)
+        if target is not None:
+            await _hit_process(system, target, step)
         else:
             await _hit_store(system, step)
         history.add("fault", step.target or "store", began=began, fault=str(step.fault), seconds=step.seconds)
@@ -48,7 +61,7 @@ async def _strike(system: System, history: History, step: Step, alone: asyncio.L
             history.add("fault", "store", began=began, fault=str(Fault.FAILED_OVER), seconds=step.seconds)
 
 
-async def _hit_process(system: System, process: Process, step: Step) -> None:
+async def _hit_process(system: System, process: Target, step: Step) -> None:
     match step.fault:
         case Fault.KILL:
             await _in_thread(process.kill)

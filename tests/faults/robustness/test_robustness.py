@@ -20,13 +20,14 @@ from tests.faults.robustness.callers import (
     LIMIT,
     UPSTREAM,
     WINDOW_SECONDS,
-    LockPrograms,
+    LockProgram,
     Watchers,
     be_an_instance,
     call_upstream,
     change_setting,
+    lock_programs,
 )
-from tests.faults.robustness.faults import carry_out
+from tests.faults.robustness.faults import Target, carry_out
 from tests.faults.robustness.history import History
 from tests.faults.robustness.plan import draw
 from tests.faults.robustness.players import QUEUE, Player
@@ -76,8 +77,9 @@ class Run:
                 httpx2.AsyncClient(headers={"X-API-Token": system.token}, timeout=15, limits=httpx2.Limits())
             )
             await self._configure(client)
-            locks = LockPrograms(await system.store_url("locks"), system.prefix, self._directory)
-            open_.callback(locks.kill)
+            locks = await lock_programs(system, self._directory)
+            for program in locks.values():
+                open_.callback(program.kill)
             direct = await self._headgate(open_, "watcher")
             watchers = Watchers(history)
             await watchers.follow("store", direct)
@@ -96,15 +98,17 @@ class Run:
                 background.create_task(call_upstream(system, client, history, user, self._seed + number, self._stop))
             history.started = time.monotonic()
             players = background.create_task(self._players(client))
-            names = [*system.processes]
+            targets: dict[str, Target] = {**system.processes, **locks}
             standalone = system.kind == "standalone"
-            plan = draw(self._seed, self._seconds, names, proxied=standalone, clock=standalone)
-            await carry_out(system, history, plan)
+            plan = draw(self._seed, self._seconds, [*targets], proxied=standalone, clock=standalone)
+            await carry_out(system, targets, history, plan)
             await asyncio.sleep(max(0.0, history.started + self._seconds - time.monotonic()))
             self._stop.set()
             await players
-            await self._settle(watchers, direct, locks)
-            locks.end(history)
+            await self._settle(watchers, direct, [*locks.values()])
+            for program in locks.values():
+                program.kill()
+                program.tell(history)
             for task in instances:
                 task.cancel()
 
@@ -163,7 +167,7 @@ class Run:
                     task.cancel()
                 return
 
-    async def _settle(self, watchers: Watchers, truth: Headgate, locks: LockPrograms) -> None:
+    async def _settle(self, watchers: Watchers, truth: Headgate, locks: list[LockProgram]) -> None:
         """Once the faults are over, everything recovers by itself."""
         difference = ""
 
@@ -172,12 +176,15 @@ class Run:
             difference = await watchers.agree(truth)
             return not difference
 
-        taken = locks.taken()
+        def taken() -> int:
+            return sum(program.taken for program in locks)
+
+        before = taken()
         try:
             await eventually(agreed, 60, every=0.5)
         except AssertionError:
             self._settled.append(difference)
         try:
-            await eventually(lambda: locks.taken() > taken + 10, 30)
+            await eventually(lambda: taken() > before + 10, 30)
         except AssertionError:
             self._settled.append("the lock is not taken any more")
