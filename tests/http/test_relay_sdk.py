@@ -135,6 +135,17 @@ async def test_job_is_left_seen_and_cancelled(hg: Headgate, name: str) -> None:
         await hg.relay.job(f"01ARZ3NDEKTSV4RRFFQ69G5FAV.{name}")
 
 
+async def test_all_jobs_are_listed_however_many_pages_they_fill(hg: Headgate, name: str) -> None:
+    await hg.relay.put_upstream(name, policy("http://127.0.0.1:1", count=1, seconds=3600))
+    async with hg.relay.permit(name, "u1"):  # so that none of them is sent
+        ids = [await hg.relay.submit("POST", name, "/x", user="u1") for _ in range(230)]
+        for id in ids[:5]:
+            await hg.relay.cancel(id)
+        assert [job.id for job in await hg.relay.jobs(name, JobState.WAITING)] == ids[5:]
+        assert [job.id for job in await hg.relay.jobs(name, JobState.CANCELLED)] == ids[4::-1]
+        assert [job.id for job in await hg.relay.jobs(name)] == [*ids[5:], *ids[4::-1]]
+
+
 UNWRITABLE: list[dict[str, Any]] = [
     {"headers": {"x-name": "\u20ac"}},
     {"headers": {"x-name": "a\r\nx-other: b"}},

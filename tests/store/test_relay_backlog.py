@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -17,7 +19,7 @@ from headgate.relay.relay import Relay
 from headgate.relay.settings import RelaySettings
 from headgate.store import StoreSettings, open_store
 from tests.store.relay_world import OK, PATIENT_MS, Patient, Scripted, running, window
-from tests.topology import Topology, eventually
+from tests.topology import Stopwatch, Topology, eventually
 
 MANY = 3000
 
@@ -69,6 +71,95 @@ async def test_thousands_of_jobs_of_one_user_hold_up_nobody_else(relay: Relay) -
             assert waiting == MANY - 1
 
 
+@asynccontextmanager
+async def relay_holding(server: Topology, prefix: str, held_jobs: int) -> AsyncIterator[Relay]:
+    """A relay of which one process holds so many jobs at most."""
+    settings = StoreSettings(url=server.url, prefix=prefix, deadline_ms=PATIENT_MS)
+    async with open_store(settings) as store, Relay(store, RelaySettings(held_jobs=held_jobs)) as made:
+        await made.upstreams.note_new_store()
+        yield made
+
+
+async def all_in(relay: Relay, ids: list[str], state: JobState) -> bool:
+    return {(await relay.jobs.get(id)).state for id in ids} == {state}
+
+
+async def holders(relay: Relay, upstream: str) -> int:
+    """Count the jobs that are in somebody's hands."""
+    thing = relay.upstreams.thing(upstream)
+    fields = await relay.store.read(thing, "HKEYS", thing.key("orders"))
+    return sum(field.endswith(b":holder") for field in cast("list[bytes]", fields))
+
+
+async def test_backlogs_of_several_users_hold_up_nobody_else(relay: Relay) -> None:
+    """Eight users have more jobs than a process holds, and each may send one an hour."""
+    async with Scripted(lambda number: OK).open() as upstream:
+        await relay.upstreams.put("a", window(1, 3600, base_url=upstream.url))
+        firsts = []
+        for number in range(8):
+            firsts += (await submit(relay, "a", f"greedy{number}", 60))[:1]
+        async with running(relay.runner()):
+            await eventually(partial(all_in, relay, firsts, JobState.DONE), 10)
+            modest = await submit(relay, "a", "modest")
+            await eventually(partial(all_in, relay, modest, JobState.DONE), 5)
+        assert len(upstream.arrivals) == 9
+
+
+async def test_more_users_than_a_process_holds_jobs_hold_up_nobody_else(server: Topology, prefix: str) -> None:
+    async with relay_holding(server, prefix, 10) as relay, Scripted(lambda number: OK).open() as upstream:
+        await relay.upstreams.put("a", window(3, 3600, base_url=upstream.url))
+        firsts = []
+        for number in range(40):
+            firsts += (await submit(relay, "a", f"greedy{number}", 5))[:3]
+        async with running(relay.runner()):
+            await eventually(partial(all_in, relay, firsts, JobState.DONE), 20)
+            modest = await submit(relay, "a", "modest", 3)
+            await eventually(partial(all_in, relay, modest, JobState.DONE), 5)
+            assert await holders(relay, "a") <= 10
+        assert len(upstream.arrivals) == 123
+
+
+async def test_jobs_that_were_given_back_go_when_their_turn_comes(server: Topology, prefix: str) -> None:
+    """Twelve users in need of four hands, each with one job every three seconds, which is not soon."""
+    async with relay_holding(server, prefix, 4) as relay, Scripted(lambda number: OK).open() as upstream:
+        await relay.upstreams.put("a", window(1, 3, base_url=upstream.url))
+        ids = [id for number in range(12) for id in await submit(relay, "a", f"u{number}", 4)]
+        watch = Stopwatch()
+        async with running(relay.runner()):
+            await eventually(partial(all_in, relay, ids, JobState.DONE), 40)
+        assert watch.seconds < 9 + 6  # three windows between four jobs, and a second or two before each
+
+
+async def test_backlogs_behind_answers_that_do_not_come_hold_up_nobody_else(server: Topology, prefix: str) -> None:
+    """Nobody knows when their turn comes: as soon as the upstream answers what it has."""
+    async with relay_holding(server, prefix, 8) as relay, Patient().open() as upstream:
+        limits = (Limit(kind=Kind.CONCURRENT, count=1),)
+        await relay.upstreams.put("a", window(1, 1, base_url=upstream.url, limits=limits, timeout_seconds=60))
+        for number in range(2):
+            await submit(relay, "a", f"greedy{number}", 10)
+        async with running(relay.runner()):
+            await eventually(lambda: upstream.arrived == 2)
+            await submit(relay, "a", "modest")
+            await eventually(lambda: upstream.arrived == 3)
+            upstream.answer.set()
+            await eventually(lambda: upstream.arrived == 21, 20)
+
+
+async def test_users_with_long_backlogs_share_what_a_process_holds(server: Topology, prefix: str) -> None:
+    """Nobody's own limit is in the way, only the one that all share: so the hands must be shared too."""
+    async with relay_holding(server, prefix, 8) as relay, Scripted(lambda number: OK).open() as upstream:
+        shared = (Limit(count=1, seconds=0.1, per=Per.UPSTREAM),)
+        await relay.upstreams.put("a", window(1, 1, base_url=upstream.url, limits=shared))
+        greedy = [await submit(relay, "a", f"a{number}", 150) for number in range(3)]
+        async with running(relay.runner()):
+            await eventually(lambda: len(upstream.arrivals) >= 20)
+            modest = await submit(relay, "a", "z", 3)
+            await eventually(partial(all_in, relay, modest, JobState.DONE), 20)
+            done = [[(await relay.jobs.get(id)).state for id in ids].count(JobState.DONE) for ids in greedy]
+            assert min(done) > 0
+            assert max(done) < 100
+
+
 @pytest.mark.parametrize("sending", [True, False], ids=["with a runner", "without a runner"])
 async def test_every_waiting_job_has_its_own_position_and_a_true_eta(relay: Relay, sending: bool) -> None:
     async with Scripted(lambda number: OK).open() as upstream:
@@ -111,6 +202,32 @@ async def test_the_eta_counts_how_long_answers_take(relay: Relay) -> None:
     assert told is not None
     await told
     assert 150 <= await eta_seconds(relay, ids[-1]) <= 220
+
+
+@pytest.mark.parametrize("held_jobs", [200, 4, 0], ids=["all held", "few held", "without a runner"])
+async def test_the_eta_counts_the_users_whose_turn_comes_before(server: Topology, prefix: str, held_jobs: int) -> None:
+    """All share one permit in a hundred seconds, so the last of ten users waits for nine others."""
+    async with (
+        relay_holding(server, prefix, held_jobs or 1) as relay,
+        Scripted(lambda number: OK).open() as upstream,
+        AsyncExitStack() as stack,
+    ):
+        shared = (Limit(count=1, seconds=100, per=Per.UPSTREAM),)
+        await relay.upstreams.put("a", window(1, 1, base_url=upstream.url, limits=shared))
+        ids = [(await submit(relay, "a", f"u{number}"))[0] for number in range(10)]
+        seconds = [100.0 * number for number in range(10)]
+        if held_jobs:
+            await stack.enter_async_context(running(relay.runner()))
+            await eventually(lambda: len(upstream.arrivals) == 1)
+            await eventually(partial(all_in, relay, ids[:1], JobState.DONE))
+            ids, seconds = ids[1:], seconds[1:]
+
+        async def true() -> bool:
+            """The users stand in the round in any order, once all that can be held are."""
+            etas = sorted([await eta_seconds(relay, id) for id in ids])
+            return all(right - 30 <= eta <= right + 10 for eta, right in zip(etas, seconds, strict=True))
+
+        await eventually(true, 15)
 
 
 async def test_jobs_and_requests_of_a_user_share_one_line(relay: Relay) -> None:
@@ -200,7 +317,7 @@ async def test_jobs_of_a_dead_runner_are_taken_by_another(
     async with Scripted(lambda number: OK).open() as upstream:
         await relay.upstreams.put("a", window(100, 1, base_url=upstream.url))
         ids = await submit(relay, "a", "u1", 40)
-        assert len(await relay.jobs.next("a", "u1", "rdead", 100)) == 32
+        assert len((await relay.jobs.next("a", "u1", "rdead", 100)).ids) == 32
         assert await relay.jobs.due("a", "rdead", 0) == []  # it was alive just now
         async with running(relay.runner()):
             for id in ids:

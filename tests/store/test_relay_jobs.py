@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -172,6 +172,35 @@ async def test_a_job_that_another_relay_was_sending_is_unknown_although_we_know_
     async with running(relay.runner()):
         await ended(relay, id)
     assert await in_state(relay, id, JobState.UNKNOWN)
+
+
+async def wrong_type(relay: Relay, server: Topology) -> str:
+    """Break a key that is written with a grant, and with nothing else that a runner does."""
+    thing = relay.upstreams.thing("a")
+    await relay.store.write(thing, "DEL", thing.key("users"), again=True)
+    await relay.store.write(thing, "SET", thing.key("users"), "broken", again=True)
+    return server.url
+
+
+async def no_right(relay: Relay, server: Topology) -> str:
+    """Make a user of the store who may not touch that key."""
+    return server.add_user("clumsy", "resetkeys ~*}:[a-tv-z]* ~*}:user/* &* +@all")
+
+
+@pytest.mark.parametrize(("broken", "words"), [(wrong_type, "WRONGTYPE"), (no_right, "NOPERM")])
+async def test_the_words_of_the_store_are_in_the_log_and_not_in_the_reason_of_a_job(
+    server: Topology, prefix: str, relay: Relay, caplog: pytest.LogCaptureFixture,
+    broken: Callable[[Relay, Topology], Awaitable[str]], words: str,
+) -> None:  # fmt: skip
+    await relay.upstreams.put("a", window(10, 0.5, base_url="http://127.0.0.1:1"))
+    id = await relay.jobs.submit("a", order())
+    async with relay_on(await broken(relay, server), prefix) as sending, running(sending.runner()):
+        await ended(relay, id)
+    view = await relay.jobs.get(id)
+    assert view.state is JobState.FAILED
+    assert words in caplog.text
+    assert "the store" in (view.reason or "")
+    assert words not in (view.reason or "")
 
 
 async def test_a_look_that_fails_ends_no_job_that_is_being_sent(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:

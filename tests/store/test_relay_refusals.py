@@ -96,6 +96,26 @@ async def test_the_pause_is_short_again_after_an_answer(relay: Relay) -> None:
     assert 0.5 <= pauses[3] <= 0.625
 
 
+@pytest.mark.parametrize("pause_seconds", [0.0, 8.0], ids=["of our own", "that the upstream asks for"])
+async def test_users_who_were_refused_together_do_not_come_back_together(relay: Relay, pause_seconds: float) -> None:
+    await relay.upstreams.put("a", window(100, 0.1))
+    policy = (await relay.upstreams.get("a")).policy
+
+    async def refused(user: str) -> float:
+        permit = await relay.permits.acquire("a", policy, user, deadline=asyncio.get_running_loop().time() + 20)
+        permit.sending()
+        told = permit.settle(Outcome.REFUSED, pause_seconds=pause_seconds)
+        assert told is not None
+        await told
+        return permit.paused_seconds
+
+    pauses = sorted(await asyncio.gather(*(refused(f"u{number}") for number in range(40))))
+    base = pause_seconds or 0.5
+    assert base <= pauses[0] <= pauses[-1] <= base * 1.25
+    assert len(set(pauses)) > 20
+    assert pauses[-1] - pauses[0] > base / 8  # half of what it can be
+
+
 CUT = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 9\r\n\r\nno" + Scripted.CUT
 BAD = b"HTTP/1.1 429 Too Many Requests\r\nTransfer-Encoding: chunked\r\nRetry-After: 0\r\n\r\n2\r\nnonsense"
 STALLED = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 9\r\n\r\nno"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from headgate.kit.conditional import expected_version
 from headgate.kit.http import Access, Answer, Call, ClientGone, Operation, Stopping, Wire
+from headgate.kit.paging import MOST_ON_A_PAGE, PageQuery
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
-from headgate.relay.jobs import upstream_of
+from headgate.relay.jobs import LISTED, upstream_of
 from headgate.relay.model import (
     JobState,
     JobView,
@@ -24,9 +25,11 @@ from headgate.relay.model import (
 from headgate.relay.permits import Permit
 from headgate.relay.problems import CostTooHigh, JobSending, JobUnknown, LineFull, UpstreamUnknown
 from headgate.relay.relay import Relay
+from headgate.relay.upstreams import THERE
 
 TAG = "relay"
 UPSTREAMS = "/api/admin/upstreams"
+ANY_VERSION: Final = -1
 
 
 class UpstreamList(Wire, frozen=True):
@@ -36,14 +39,23 @@ class UpstreamList(Wire, frozen=True):
 
 
 class JobList(Wire, frozen=True):
-    """Jobs of an upstream."""
+    """Jobs of an upstream: those that have not ended, in their order, then the ended, the latest first."""
 
     jobs: list[JobView]
+    next_page: Annotated[str | None, Meta(description="the `page` of the next call; null on the last page")] = None
 
 
-class JobFilter(Wire, frozen=True):
-    """Which jobs to list."""
+class JobFilter(PageQuery, frozen=True):
+    """Which jobs to list. Without `limit` a page has at most 200 of them."""
 
+    limit: Annotated[
+        Annotated[int, Meta(ge=1, le=MOST_ON_A_PAGE)] | None,
+        Meta(description=f"at most so many, 1 to {MOST_ON_A_PAGE:,}; else {LISTED}. A page may have fewer, also none"),
+    ] = None
+    page: Annotated[
+        Annotated[str, Meta(max_length=600)] | None,
+        Meta(description="`nextPage` of the page before"),
+    ] = None
     state: JobState | None = None
 
 
@@ -103,7 +115,11 @@ class Routes:
         return await self._relay.upstreams.status(_name(call))
 
     async def list_jobs(self, call: Call) -> JobList:
-        return JobList(list(await self._relay.jobs.list(_name(call), call.query.state)))
+        query: JobFilter = call.query
+        jobs, next_page = await self._relay.jobs.page(
+            _name(call), query.state, limit=query.limit or LISTED, page=query.page
+        )
+        return JobList(list(jobs), next_page)
 
     async def get_job(self, call: Call) -> JobView:
         return await self._relay.jobs.get(call.path["job"])
@@ -169,13 +185,17 @@ def operations(relay: Relay) -> list[Operation]:
                   answer=UpstreamView, errors=(UpstreamUnknown,)),
         Operation("PUT", one, routes.put_upstream, "Add or change an upstream", access=admin, tag=TAG, body=Upstream,
                   answer=UpstreamView, errors=(InvalidRequest, VersionConflict),
-                  description="In force for the next grant. `If-Match` takes a version, `If-None-Match: *` creates only."),
+                  description="In force for the next grant.",
+                  headers={"If-Match": 'The version that is changed, such as `"3"`, or `*` for any; else 412.',
+                           "If-None-Match": "`*`: only if there is no such upstream."}),
         Operation("DELETE", one, routes.remove_upstream, "Take an upstream out of service", access=admin, tag=TAG,
                   status=204, errors=(UpstreamUnknown,)),
         Operation("GET", f"{one}/status", routes.upstream_status, "See who waits for an upstream", access=read, tag=TAG,
                   answer=UpstreamStatus, errors=(UpstreamUnknown,)),
         Operation("GET", f"{one}/jobs", routes.list_jobs, "List an upstream's jobs", access=read, tag=TAG,
-                  query=JobFilter, answer=JobList),
+                  query=JobFilter, answer=JobList, errors=(InvalidRequest,),
+                  description="Those that have not ended, in the order in which they came, then the ended, the latest "
+                              "first. One that ends between two pages may be on both. The list ends where `nextPage` is null."),
         Operation("GET", "/relay/jobs/{job}", routes.get_job, "See how a job stands", access=service, tag=TAG,
                   answer=JobView, errors=(JobUnknown,)),
         Operation("DELETE", "/relay/jobs/{job}", routes.cancel_job, "Cancel a job that waits", access=service, tag=TAG,
@@ -192,9 +212,9 @@ def _name(call: Call) -> str:
 
 
 def _expected(call: Call) -> str:
-    if call.header("if-none-match") not in (None, "*"):
-        raise InvalidRequest("If-None-Match may only be *.", field="If-None-Match")
-    version = expected_version(call)
+    version = expected_version(call, ANY_VERSION)
+    if version == ANY_VERSION:
+        return THERE
     return "" if version is None else str(version)
 
 

@@ -2,7 +2,8 @@
 
 A job lives in its upstream's slot: its order and state in a hash, the list of all in a stream. Its place in the user's
 line is fixed when it is accepted, so jobs and requests that wait share one line. Runners take the first few jobs of each
-user, and users in turn, so that nobody's backlog is in anybody else's way.
+user, and users in turn; one that is full gives back jobs that must wait for such as can go. So nobody's backlog is in
+anybody else's way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from headgate.kit.ids import new_ulid
+from headgate.relay.listing import Listing
 from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
 from headgate.relay.problems import JobSending, JobUnknown
 from headgate.relay.settings import RelaySettings
@@ -34,7 +36,6 @@ JOB_END = script(__package__, "job_end")
 JOB_OVERDUE = script(__package__, "job_overdue")
 JOB_SWEEP = script(__package__, "job_sweep")
 
-FINISHED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED})
 LISTED: Final = 200
 AGAIN_MS: Final = 5_000  # until a user's jobs are looked at again although nothing is known to have changed
 
@@ -52,6 +53,15 @@ class Taken(msgspec.Struct, frozen=True):
     attempts: int
     age_ms: int
     attempt: str
+
+
+class Next(msgspec.Struct, frozen=True):
+    """Those of a user's next jobs that one runner holds; how long the first of all must wait at least, and how many that
+    nobody holds could go soon."""
+
+    ids: list[str]
+    wait_ms: int
+    ready: int
 
 
 class Jobs:
@@ -96,21 +106,22 @@ class Jobs:
             view = msgspec.structs.replace(view, position=position, eta=f"{eta:%Y-%m-%dT%H:%M:%SZ}")
         return view
 
+    async def page(
+        self, upstream: str, state: JobState | None = None, *, limit: int = LISTED, page: str | None = None
+    ) -> tuple[Sequence[JobView], str | None]:
+        """Give some of an upstream's jobs that wait or have ended lately, and where the next page begins if there is one."""
+        listing = Listing(self._store, self._upstreams.thing(upstream_name(upstream)), self.get)
+        return await listing.page(state, limit, page)
+
     async def list(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
-        """Give the jobs of an upstream that have ended lately or wait, a few hundred at most."""
-        thing = self._upstreams.thing(upstream_name(upstream))
-        ended = cast("list[bytes]", await self._store.read(thing, "ZREVRANGE", thing.key("ends"), 0, LISTED - 1))
-        entries = await self._store.read(thing, "XRANGE", thing.key("jobs"), "-", "+", "COUNT", LISTED)
-        ids = [id.decode() for id in ended] + [id for _, id in entries_of(entries)]
-        found = []
-        for id in ids:
-            try:
-                view = await self.get(id)
-            except JobUnknown:
-                continue
-            if state in (None, view.state):
-                found.append(view)
-        return found
+        """Give all jobs of an upstream that wait or have ended lately; one that ended meanwhile is there as it ended."""
+        found: dict[str, JobView] = {}
+        page = None
+        while True:
+            views, page = await self.page(upstream, state, page=page)
+            found.update((view.id, view) for view in views)
+            if page is None:
+                return [*found.values()]
 
     async def cancel(self, id: str) -> JobState:
         """Cancel a job that waits; one that has ended stays as it is."""
@@ -142,11 +153,14 @@ class Jobs:
         reply = await self._store.run(JOB_LOOK, self._upstreams.thing(upstream), holder, most)
         return [user.decode() for user in cast("list[bytes]", reply)]
 
-    async def next(self, upstream: str, user: str, holder: str, most: int) -> Sequence[str]:
+    async def next(self, upstream: str, user: str, holder: str, most: int) -> Next:
         """Become the holder of at most so many more of a user's next jobs; name all of them that are ours."""
         thing = self._upstreams.thing(upstream)
-        reply = await self._store.run(JOB_NEXT, thing, user, holder, most, AGAIN_MS, user=user)
-        return [id.decode() for id in cast("list[bytes]", reply)]
+        reply = cast("list[Reply]", await self._store.run(JOB_NEXT, thing, user, holder, most, AGAIN_MS, user=user))
+        if not reply:
+            return Next([], 0, 0)
+        wait, ready, *ids = reply
+        return Next([cast("bytes", id).decode() for id in ids], int(cast("bytes", wait)), cast("int", ready))
 
     async def take(self, id: str, holder: str) -> Taken | None:
         """Become the holder of a job; None if it has ended."""
@@ -167,9 +181,10 @@ class Jobs:
         """Write that the upstream refused a job, which therefore waits again."""
         await self._store.run(JOB_REFUSED, self._upstreams.thing(upstream_of(id)), id, holder, attempt)
 
-    async def give_back(self, id: str, user: str, holder: str) -> None:
-        """Leave a job of ours that is not being sent to whoever looks next."""
-        await self._store.run(JOB_GIVE_BACK, self._upstreams.thing(upstream_of(id)), id, user, holder, user=user)
+    async def give_back(self, id: str, user: str, holder: str, *, at_once: bool) -> None:
+        """Leave a job of ours that is not being sent to others, who look for it now or when it is time."""
+        thing = self._upstreams.thing(upstream_of(id))
+        await self._store.run(JOB_GIVE_BACK, thing, id, user, holder, int(at_once), user=user)
 
     async def abandon(self, upstream: str) -> None:
         """End what waits for an upstream that was taken out of service; nobody would ever send it."""

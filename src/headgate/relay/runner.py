@@ -16,12 +16,12 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from headgate.kit import traces
-from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
 from headgate.relay import metrics
 from headgate.relay.forward import Answer, Forwarder, Request
 from headgate.relay.headers import target_of, trace_of
+from headgate.relay.holdings import Held, Holdings
 from headgate.relay.incoming import Kept
 from headgate.relay.jobs import Jobs, response_of
 from headgate.relay.model import JobState, Order, Response, Upstream
@@ -30,6 +30,7 @@ from headgate.relay.problems import JobSending, JobTaken, LineFull, UpstreamFail
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
 from headgate.store import ServerError, Store
+from headgate.store.errors import as_problem
 
 LOOK_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 1.0
@@ -45,20 +46,6 @@ class End(NamedTuple):
     state: JobState
     reason: str = ""
     response: Response | None = None
-
-
-class Held:
-    """A job in our hands; `attempt` is what it is marked with before it is sent, however often the store must hear it."""
-
-    __slots__ = ("attempt", "id", "marked", "task", "upstream", "user")
-
-    def __init__(self, upstream: str, user: str, id: str) -> None:
-        self.upstream = upstream
-        self.user = user
-        self.id = id
-        self.attempt = new_ulid()
-        self.marked = False
-        self.task: asyncio.Task[None] | None = None
 
 
 class Runner:
@@ -77,6 +64,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._look = asyncio.Event()
         self._held: dict[str, Held] = {}
+        self._holdings: dict[str, Holdings] = {}
         self._listening = ExitStack()
         self._heard: set[str] = set()
         self._finishing = False
@@ -120,22 +108,46 @@ class Runner:
     async def _take(self, upstream: str, group: asyncio.TaskGroup) -> None:
         """Take the next jobs of one upstream, of its users in turn."""
         holder = self._permits.process
-        room = self._settings.held_jobs - sum(held.upstream == upstream for held in self._held.values())
-        users = await self._jobs.due(upstream, holder, min(PAGE, max(0, room)))
+        holdings = self._holdings.setdefault(upstream, Holdings(self._settings.held_jobs))
+        users = await self._jobs.due(upstream, holder, PAGE)
         for user in users:
-            if self._finishing or room <= 0:
+            if self._finishing:
                 return
-            for id in await self._jobs.next(upstream, user, holder, room):
-                if id not in self._held:
-                    held = self._held[id] = Held(upstream, user, id)
-                    held.task = group.create_task(self._keep(held))
-                    held.task.add_done_callback(partial(self._let_go, id))
-                    room -= 1
+            now = self._loop.time()
+            found = await self._jobs.next(upstream, user, holder, max(0, holdings.room))
+            self._hold(holdings, upstream, user, found.ids, group)
+            if found.ready:
+                spare = holdings.spare(now)
+                others = spare.choose(user, found.ready, now)
+                if not others and spare.empty(now):
+                    return  # whoever is due stays so until something ends
+                await self._make_room(others)
+                if holdings.room > 0:
+                    found = await self._jobs.next(upstream, user, holder, holdings.room)
+                    self._hold(holdings, upstream, user, found.ids, group)
+            holdings.learn(user, now + found.wait_ms / 1000)
         if len(users) == PAGE:
             self._look.set()
 
-    def _let_go(self, id: str, task: asyncio.Task[None]) -> None:
-        self._held.pop(id, None)
+    async def _make_room(self, jobs: Iterable[Held]) -> None:
+        """Give back jobs that must wait anyway, unless they are being sent by now."""
+        waiting = [held for held in jobs if held.waits]
+        await _cancelled(waiting)
+        await asyncio.gather(*(self._give_back(held, at_once=False) for held in waiting))
+
+    def _hold(self, holdings: Holdings, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup) -> None:
+        for id in ids:
+            if id not in self._held:
+                held = self._held[id] = Held(upstream, user, id)
+                holdings.add(held)
+                held.task = group.create_task(self._keep(held))
+                held.task.add_done_callback(partial(self._let_go, holdings, held))
+
+    def _let_go(self, holdings: Holdings, held: Held, task: asyncio.Task[None]) -> None:
+        if holdings.room <= 0:
+            self._look.set()  # somebody may have been left out
+        del self._held[held.id]
+        holdings.remove(held)
 
     def _hear(self, words: str | None) -> None:
         kind, _, rest = (words or "").partition(" ")
@@ -152,7 +164,7 @@ class Runner:
         limit = self._loop.time() + self._settings.drain_seconds
         waiting = [held for held in self._held.values() if not held.marked]
         await _cancelled(waiting)
-        await asyncio.gather(*(self._give_back(held) for held in waiting))
+        await asyncio.gather(*(self._give_back(held, at_once=True) for held in waiting))
         while self._held and (left := limit - self._loop.time()) > 0:
             await asyncio.wait(_tasks(self._held.values()), timeout=min(LOOK_SECONDS, left))
             for upstream in {held.upstream for held in self._held.values()}:
@@ -165,9 +177,9 @@ class Runner:
         await _cancelled([*self._held.values()])
         await self._permits.settled(SETTLE_SECONDS)
 
-    async def _give_back(self, held: Held) -> None:
+    async def _give_back(self, held: Held, *, at_once: bool) -> None:
         try:
-            await self._jobs.give_back(held.id, held.user, self._permits.process)
+            await self._jobs.give_back(held.id, held.user, self._permits.process, at_once=at_once)
         except Closed:
             raise
         except (HeadgateError, ServerError) as error:  # others find it when they miss us
@@ -197,7 +209,7 @@ class Runner:
                 return None
             except (HeadgateError, ServerError) as error:
                 log.warning("job failed", job=held.id, error=str(error))
-                return End(JobState.FAILED, str(error))
+                return End(JobState.FAILED, _public_detail(error))
             except Exception as error:  # such as an order that cannot be written: one job must not end the others
                 log.exception("job failed", job=held.id)
                 state = JobState.UNKNOWN if held.marked else JobState.FAILED
@@ -218,12 +230,12 @@ class Runner:
                 return End(JobState.UNKNOWN, "its relay died while sending it")
 
         async def mark() -> None:
-            held.marked = True
+            held.marked, held.waits = True, False
             await self._jobs.mark_sending(id, holder, held.attempt)
 
         async def unmark() -> None:
             await self._jobs.mark_refused(id, holder, held.attempt)
-            held.marked = False
+            held.marked, held.waits = False, True
 
         deadline = self._loop.time() + max(0, taken.order.wait_ms - taken.age_ms) / 1000
         # The trace of whoever submitted it goes on.
@@ -233,16 +245,19 @@ class Runner:
         forwarding = self._forwarder.forward(
             view, request, deadline=deadline, place=taken.place, most=1_000_000, before=mark, refused=unmark
         )
+        held.waits = taken.state is JobState.WAITING
         try:
             with job:
                 async with forwarding as answer:
                     body, truncated = await _read(answer, self._settings.job_bytes)
                     return End(JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated))
         except (DeadlineExceeded, LineFull) as error:
-            return End(JobState.FAILED, error.detail)
+            return End(JobState.FAILED, error.public_detail)
         except (UpstreamFailed, UpstreamTimeout) as error:
             state = JobState.FAILED if error.members.get("outcome") == "unsent" else JobState.UNKNOWN
-            return End(state, error.detail)
+            return End(state, error.public_detail)
+        finally:
+            held.waits = False
 
     async def _end(self, held: Held, end: End) -> None:
         metrics.JOBS.labels(held.upstream, end.state).inc()
@@ -256,6 +271,11 @@ class Runner:
                 await asyncio.sleep(0.25)
             except (JobTaken, JobSending):
                 return
+
+
+def _public_detail(error: HeadgateError | ServerError) -> str:
+    """Say what went wrong in words for whoever submitted the job; the store's own words are for the log only."""
+    return (as_problem(error) if isinstance(error, ServerError) else error).public_detail
 
 
 async def _read(answer: Answer, most: int) -> tuple[bytes, bool]:

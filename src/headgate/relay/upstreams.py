@@ -25,6 +25,7 @@ FIGURES = script(__package__, "figures")
 FRESH_SECONDS: Final = 1.0
 BEAT_SPARE: Final = 0.5
 LEAST_SECONDS: Final = 0.5  # what a store that is there gets to answer, however short the caller's deadline is
+THERE: Final = "there"  # expected by whoever changes an upstream only if there is one
 GONE_MS: Final = 86_400_000  # for how long it stays known that an upstream was removed
 RESTORE_SECONDS: Final = 43_200.0  # a policy that we have not seen for so long may have been removed since
 
@@ -106,7 +107,7 @@ class Upstreams:
         return view
 
     async def put(self, name: str, policy: Upstream, *, expected: str = "") -> UpstreamView:
-        """Write a policy: in force for the next grant. `expected` is a version, or * for a new one only.
+        """Write a policy: in force for the next grant. `expected` is a version, * for a new one only, or THERE.
 
         An upstream that the store does not know may be one that it has lost. It begins on hold, and is free as soon as the
         store is known to have lost nothing for as long as its limits remember.

@@ -148,7 +148,7 @@ class Relay(ABC):
 
     @abstractmethod
     async def jobs(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
-        """List an upstream's jobs."""
+        """List all of an upstream's jobs: those that have not ended, in their order, then the ended, the latest first."""
 
     @abstractmethod
     async def upstreams(self) -> Sequence[UpstreamView]:
@@ -311,8 +311,15 @@ class HttpRelay(Relay):
         await self._http.request("DELETE", f"/relay/jobs/{quote(id, safe='')}", answer=type(None))
 
     async def jobs(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
-        found = await self._http.request("GET", f"{_upstream(upstream)}/jobs", query={"state": state}, answer=JobList)
-        return found.jobs
+        found: dict[str, JobView] = {}  # one that ends between two pages is on both
+        page: str | None = None
+        while True:
+            query = {"state": state, "page": page}
+            answer = await self._http.request("GET", f"{_upstream(upstream)}/jobs", query=query, answer=JobList)
+            found.update((view.id, view) for view in answer.jobs)
+            page = answer.next_page
+            if page is None:
+                return [*found.values()]
 
     async def upstreams(self) -> Sequence[UpstreamView]:
         return (await self._http.request("GET", "/api/admin/upstreams", answer=UpstreamList)).upstreams

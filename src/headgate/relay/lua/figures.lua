@@ -5,7 +5,7 @@
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
 ---          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
 ---          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)   18 backlog/<user> (zset units:id -> place)
+---          17 user/<user> (hash)   18 backlog/<user> (zset units:id -> place)   19 owners (zset user -> ms)
 --- ARGV     1 context   2 user   3 place (0: nobody's)   4 units (that the one at this place wants)
 --- RETURNS  waiting, flying, cooling, room, ms of pause or hold, position of that place, ms it will wait, waiting jobs
 --@include clock
@@ -15,7 +15,7 @@
 local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
   users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
   line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
-  backlog = KEYS[18] }
+  backlog = KEYS[18], owners = KEYS[19] }
 local context, user, place, units = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local thing = open_thing(keys.meta, context, 0)
@@ -54,7 +54,15 @@ if place > 0 then
 end
 local wait = math.max(thing.hold - thing.now, likely_wait(own, before + units))
 if not shared.none then
-  wait = math.max(wait, likely_wait(shared, before * math.max(1, redis.call('ZCARD', keys.turns)) + units))
+  -- One unit for each user whose turn comes before, and a whole round for each unit that the same user wants before. One who
+  -- does not stand in the round comes after those who do, and after those whose jobs became due before and are not held.
+  local users, turn = redis.call('ZCARD', keys.turns), redis.call('ZRANK', keys.turns, user)
+  if not turn then
+    local due = redis.call('ZCOUNT', keys.owners, '-inf', text_of(thing.now))
+    turn = users + math.min(due, redis.call('ZRANK', keys.owners, user) or due)
+    users = math.max(turn + 1, users + due)
+  end
+  wait = math.max(wait, likely_wait(shared, turn + before * users + units))
 end
 local still = math.max(0, thing.hold - thing.now, own.pause - thing.now, shared.pause - thing.now)
 return { redis.call('ZCARD', keys.line), own.flying, cold, thing.holding and 0 or math.max(0, room_of(own) - ended),

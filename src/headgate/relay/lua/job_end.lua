@@ -35,7 +35,7 @@ redis.call('ZREM', deadlines, id)
 redis.call('XDEL', jobs, found[3])
 local waited = redis.call('ZREMRANGEBYSCORE', backlog, found[4], found[4])
 redis.call('ZREMRANGEBYSCORE', begun, found[4], found[4])
-redis.call('ZADD', owners, 'XX', 0, user)
+redis.call('ZADD', owners, 'XX', 'LT', text_of(thing.now), user)
 close_thing(thing)
 local first = waited == 1 and redis.call('ZRANGE', line, 0, 0)[1]
 if first then

@@ -1,13 +1,14 @@
 #!lua flags=allow-oom
---- Give back a job that is not being sent: whoever looks next has it at once. Its place in line stays.
+--- Give back a job that is not being sent; its place in line stays. Whoever stops lets others look at once. Whoever is short
+--- of room gives back what must wait anyway: that is looked at again when it was to be, unless it has just had a permit.
 --- KEYS     1 orders (hash)   2 events (channel)   3 owners (zset user -> ms)   4 backlog/<user> (zset units:id -> place)
 ---          5 begun/<user> (zset units:id -> place)
---- ARGV     1 id   2 user   3 holder
+--- ARGV     1 id   2 user   3 holder   4 at_once (1: others look now; 0: when they would have)
 --- RETURNS  1 if it was given back, else 0
 --- AGAIN    same answer: what is given back has another holder, or none
 --@include hint
 local orders, events, owners, backlog, begun = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local id, user, holder = ARGV[1], ARGV[2], ARGV[3]
+local id, user, holder, at_once = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 
 local found = redis.call('HMGET', orders, id .. ':state', id .. ':holder', id .. ':place')
 if found[1] ~= 'waiting' or found[2] ~= holder then
@@ -19,6 +20,8 @@ if member then
   redis.call('ZREM', begun, member)
   redis.call('ZADD', backlog, found[3], member)
 end
-redis.call('ZADD', owners, 0, user)
-hint(events, 'job')
+if at_once or member then
+  redis.call('ZADD', owners, 0, user)
+  hint(events, 'job')
+end
 return 1

@@ -32,7 +32,7 @@ local entry = redis.call('XADD', jobs, '*', 'id', id)
 redis.call('HSET', orders, id .. ':order', order, id .. ':place', place, id .. ':entry', entry,
   id .. ':state', 'waiting')
 redis.call('ZADD', backlog, place, units .. ':' .. id)
-redis.call('ZADD', owners, 0, user)
+look_at(owners, user, thing.now)
 redis.call('ZADD', deadlines, text_of(thing.now + wait_ms), id)
 redis.call('ZADD', users, 'NX', text_of(thing.now + KEEP_MS), user)
 close_thing(thing)

@@ -3,8 +3,8 @@
 --- has been if it is brought back from a process's memory.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 events (channel)   4 users (zset user -> ms)   5 flying (zset)
 ---          6 answered (zset)   7 opened (zset)   8 state (hash)   9 turns (zset)   10 heads (hash)
---- ARGV     1 context   2 document   3 expected (a version, * for none yet, empty for any, restore and a version: lost)
----          4 hold_ms   5.. field, value
+--- ARGV     1 context   2 document   3 expected (a version, * for none yet, there for any version, empty for any or none,
+---          restore and a version: lost)   4 hold_ms   5.. field, value
 --- RETURNS  version, 1 if the store knew nothing of it
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: a version counts once
@@ -24,6 +24,9 @@ if lost and saved.version then
 end
 version = lost or version
 local conflict = expected == '*' and there or tonumber(expected) and tonumber(expected) ~= (there and version or 0)
+if expected == 'there' and not there then
+  return redis.error_reply('VERSION_CONFLICT There is no upstream of this name yet.')
+end
 if conflict then
   return redis.error_reply('VERSION_CONFLICT The upstream is at version ' .. text_of(version) .. '.')
 end

@@ -69,7 +69,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
       shared.called = shared.called - (redis.call('ZSCORE', keys.turns, user) and 1 or 0)
       take_turn(keys, user, left > 0, next_number(thing))
     end
-    begin_job(keys, user, jobs > 0 and place)
+    begin_job(keys, user, jobs > 0 and place, thing.now)
     own.called = own.called - (alone and 0 or 1)
     call_next(keys, own, shared)
     return answer(1, 0, lease_ms, true, left)

@@ -9,6 +9,12 @@
 local HELD = 32
 local RUNNERS = 'jobs'
 
+--- Let runners look at a user now. Users are looked at in the order in which they became due, so one who is due already
+--- keeps that time.
+local function look_at(owners, user, now)
+  redis.call('ZADD', owners, 'LT', text_of(now), user)
+end
+
 --- Count the jobs before a place (nil: all) that do not stand in the line yet, and their units; of many, the mean of the
 --- first ones is taken for the others.
 local function jobs_before(backlog, line, place)
@@ -40,12 +46,12 @@ local function awaited_jobs(keys, thing, place, jobs)
 end
 
 --- Note that whoever stood at this place has a permit: a job that did has begun, and a runner may take another.
-local function begin_job(keys, user, place)
+local function begin_job(keys, user, place, now)
   local member = place and redis.call('ZRANGEBYSCORE', keys.backlog, text_of(place), text_of(place))[1]
   if member then
     redis.call('ZREM', keys.backlog, member)
     redis.call('ZADD', keys.begun, text_of(place), member)
-    redis.call('ZADD', keys.owners, 0, user)
+    look_at(keys.owners, user, now)
     if redis.call('EXISTS', keys.backlog) == 1 then
       hint(keys.events, 'job')
     end
