@@ -135,6 +135,42 @@ async def test_a_redeem_that_got_no_answer_gives_the_ticket_back(
             assert refused.value.response.status_code == 403
 
 
+async def test_who_got_no_answer_from_an_arena_that_died_is_called_to_another(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    """Nobody knows whether the arena had let them in, so nobody says that their session is over."""
+    server = fresh_server()
+    assert isinstance(server, Standalone)
+    async with (
+        FaultyProxy(server.node.port) as proxy,
+        open_store(StoreSettings(url=server.url, prefix=prefix)) as store,
+        open_world(store) as world,
+    ):
+        async with _beside(ArenaProcess(proxy.url, prefix)) as arena:
+            muzi, ryan = await world.promoted("Muzi"), await world.promoted("Ryan")
+            async with visiting(arena.url, str(muzi.ticket_id)):  # now the store knows the script
+                pass
+            proxy.drop_replies()
+            with pytest.raises(InvalidStatus) as refused:
+                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
+                    pass
+            assert refused.value.response.status_code == 503
+            arena.process.kill()
+            proxy.heal()
+        seen: list[State] = []
+
+        async def waits() -> bool:
+            seen.append((await world.room.status("default", "main", ryan.user_id, trusted=True)).status)
+            return seen[-1] is not State.ACTIVE
+
+        await eventually(waits, LEASE_MS / 1000 + 3, "the arena's lease is over")
+        assert seen[-1] is State.WAITING
+        with ArenaProcess(server.url, prefix) as another:
+            called = await world.status_until(ryan.user_id, State.PROMOTED)
+            assert called.ticket_id != ryan.ticket_id
+            assert await _enters(another.url, str(called.ticket_id))
+
+
 async def _enters(url: str, ticket_id: str) -> bool:
     """Try to enter; a retry after an unknown outcome may be told to wait, but not that the ticket is used."""
     status = 101

@@ -8,13 +8,14 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.programs import need
@@ -25,6 +26,7 @@ COMPONENTS = ("gateway", "worker", "relay")
 WORDS = frozenset({"and", "or", "on", "by", "sum", "max", "vector", "unless", "offset", "absent"})
 # Prometheus adds these, so no metric of ours may have them.
 ADDED = frozenset({"instance", "job", "le"})
+AGGREGATIONS = frozenset({"sum", "count", "min", "max", "avg", "group", "topk", "bottomk", "quantile", "stddev"})
 
 
 def manifests(component: str) -> dict[str, dict[str, Any]]:
@@ -83,11 +85,26 @@ class Process:
         except httpx2.TransportError:
             return False
 
+    def families(self) -> list[Metric]:
+        """Read the metrics that it shows."""
+        return list(
+            text_string_to_metric_families(httpx2.get(f"http://{HOST}:{self.ops_port}/metrics", timeout=10).text)
+        )
+
+    def queue_figures(self) -> set[str]:
+        """Give the numbers of the queue sale that it shows, other than what it has counted or measured itself."""
+        return {
+            sample.name
+            for family in self.families()
+            if family.type in ("gauge", "unknown")
+            for sample in family.samples
+            if sample.labels.get("queue") == "sale"
+        }
+
     def figures(self) -> dict[str, set[str]]:
         """Give each metric's name and the labels that it was seen with."""
         found: dict[str, set[str]] = {}
-        text = httpx2.get(f"http://{HOST}:{self.ops_port}/metrics", timeout=10).text
-        for family in text_string_to_metric_families(text):
+        for family in self.families():
             names = {family.name, f"{family.name}_total" if family.type == "counter" else family.name}
             if family.type == "histogram":
                 names |= {f"{family.name}_bucket", f"{family.name}_count", f"{family.name}_sum"}
@@ -137,6 +154,15 @@ def known(fleet: dict[str, Process]) -> dict[str, set[str]]:
     happened = {"headgate_queue_waiting", "headgate_gate_verdicts_total", "headgate_queue_tick_seconds_count"}
     wait_until(lambda: all(look().get(name) for name in happened), 20, "what happened is shown")
     return look()
+
+
+@pytest.fixture(scope="module")
+def shared(fleet: dict[str, Process], known: dict[str, set[str]]) -> set[str]:
+    """What gateways and workers both read in the store: the same number from each, and not a part of it."""
+    gateway, worker = fleet["gateway"], fleet["worker"]
+    read = "headgate_queue_waiting"
+    wait_until(lambda: read in gateway.queue_figures() & worker.queue_figures(), 20, "both have read the store")
+    return gateway.queue_figures() & worker.queue_figures()
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -207,13 +233,62 @@ def check(expression: str, known: dict[str, set[str]]) -> None:
         assert grouped(expression) <= set().union(*seen) | ADDED, expression
 
 
+def added_up(expression: str, shared: Set[str]) -> set[str]:
+    """Give the shared figures that an expression adds up over processes, so that they count once for each of them."""
+    bare = re.sub(r"\b(by|without|on|ignoring) ?\([^)]*\)|\{[^}]*\}|\[[^]]*\]", " ", expression)
+    tokens = re.findall(r"[A-Za-z_]\w*|[()]", bare)
+    found: set[str] = set()
+    around: list[str] = []  # what each open parenthesis belongs to
+    for before, token in itertools.pairwise(["", *tokens]):
+        if token == "(":
+            around.append(before)
+        elif token == ")":
+            around.pop()
+        elif token in shared:
+            innermost = next((word for word in reversed(around) if word in AGGREGATIONS), "")
+            found |= {token} if innermost in ("sum", "count") else set()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("expression", "refused"),
+    [
+        ('sum(headgate_queue_waiting{queue=~"$queue"})', True),
+        ("sum by (queue) (headgate_queue_waiting)", True),
+        ("sum(headgate_queue_waiting) by (queue)", True),
+        ("sum(rate(ticket_issued_count[1m])) > 3", True),
+        ("max(sum by (queue) (headgate_queue_waiting + headgate_queue_sessions))", True),
+        ("count(headgate_queue_waiting > 0)", True),
+        ("max(headgate_queue_away) > 0 and on() sum(headgate_queue_waiting) > 0", True),
+        ('sum(max by (queue) (headgate_queue_waiting{queue=~"(a|b)"}))', False),
+        ("sum(max by (queue) (rate(ticket_issued_count[1m])))", False),
+        ("sum(rate(headgate_queue_tick_seconds_count[2m])) == 0 and on() max(headgate_queue_waiting) > 0", False),
+        ("sum by (le, queue) (rate(headgate_queue_wait_seconds_bucket[5m]))", False),
+    ],
+)
+def test_a_sum_over_what_several_processes_show_alike_is_found(
+    expression: str, refused: bool, shared: set[str]
+) -> None:
+    assert bool(added_up(expression, shared)) is refused
+
+
+def test_gateways_and_workers_show_the_same_figures_of_a_queue(shared: set[str]) -> None:
+    gauges = ("waiting", "live_waiting", "away", "holds", "sessions", "capacity")
+    counts = ("entered_total", "admitted_total", "abandoned_total")
+    names = {f"headgate_queue_{name}" for name in (*gauges, *counts)}
+    assert shared == names | {"ticket_issued_count", "ticket_expired_count"}
+
+
 def test_no_metric_has_a_label_that_prometheus_sets_itself(known: dict[str, set[str]]) -> None:
     assert {name for name, labels in known.items() if labels & {"job", "instance"}} == set()
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_speaks_of_what_is_exported(rule: dict[str, Any], known: dict[str, set[str]]) -> None:
+def test_an_alert_speaks_of_what_is_exported(
+    rule: dict[str, Any], known: dict[str, set[str]], shared: set[str]
+) -> None:
     check(rule["expr"], known)
+    assert added_up(rule["expr"], shared) == set(), "each gateway and worker would count"
     words = rule["annotations"]["summary"] + rule["annotations"]["description"]
     kept = grouped(rule["expr"]) or {"instance"}
     assert set(re.findall(r"\$labels\.(\w+)", words)) <= kept
@@ -311,10 +386,11 @@ def test_a_real_prometheus_scrapes_what_is_shipped_and_every_panel_can_be_asked_
 @pytest.mark.parametrize(
     "panel", [panel for panel in panels() if panel["type"] != "row"], ids=lambda panel: panel["title"]
 )
-def test_a_panel_draws_what_is_exported(panel: dict[str, Any], known: dict[str, set[str]]) -> None:
+def test_a_panel_draws_what_is_exported(panel: dict[str, Any], known: dict[str, set[str]], shared: set[str]) -> None:
     assert panel["datasource"]["uid"] == "${datasource}"
     for target in panel["targets"]:
         check(target["expr"].replace("$queue", "sale"), known)
+        assert added_up(target["expr"], shared) == set(), "each gateway and worker would count"
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= grouped(target["expr"])
 
 

@@ -298,6 +298,28 @@ async def test_operators_change_policies_with_if_match(scene: Scene) -> None:
     assert (await scene.admin.get("/api/admin/queues/shop", params=scene.where())).status_code == 404
 
 
+async def test_if_match_star_changes_only_a_queue_that_exists(scene: Scene) -> None:
+    path, star = "/api/admin/queues/shop", {"If-Match": "*"}
+
+    async def put(capacity: int) -> httpx2.Response:
+        return await scene.admin.put(path, params=scene.where(), json={"capacity": capacity}, headers=star)
+
+    refused = await put(3)
+    assert (refused.status_code, refused.json()["code"], refused.json()["version"]) == (412, "version_conflict", 0)
+    assert (await scene.admin.get(path, params=scene.where())).status_code == 404
+    missing = await scene.admin.post(f"{path}/pause", params=scene.where(), headers=star)
+    assert (missing.status_code, missing.json()["code"]) == (404, "queue_unknown")
+
+    await scene.admin.put(path, params=scene.where(), json={"capacity": 3})
+    changed = await put(4)
+    assert (changed.status_code, changed.json()["version"], changed.json()["capacity"]) == (200, 2, 4)
+    paused = await scene.admin.post(f"{path}/pause", params=scene.where(), headers=star)
+    assert paused.json()["paused"] is True
+    assert {answer.status_code for answer in await asyncio.gather(*(put(seats) for seats in range(5, 8)))} == {200}
+    assert (await scene.admin.delete(path, params=scene.where(), headers=star)).status_code == 204
+    assert (await put(5)).status_code == 412, "a queue that was deleted is not there"
+
+
 @pytest.mark.parametrize(
     "policy",
     [

@@ -57,6 +57,7 @@ ACTIONS = st.one_of(
     *action("lose_everything", 1, order=st.permutations(EVERYBODY), returning=st.integers(0, 8), late=st.integers(1, 6)),
     *action("fill", 1, full=st.booleans()),
     *action("redeem_unheard", 2, which=st.integers(0, 5)),
+    *action("lose_server", 2, server=SERVERS, reported=st.integers(0, 2), signs_off=st.booleans(), beating=st.sets(SERVERS)),
     *action("step_clock", 1, step=st.sampled_from([-3_600_000, 3_600_000, 20_000])),
 )  # fmt: skip
 
@@ -67,6 +68,7 @@ class Model:
     def __init__(self) -> None:
         self.offers: dict[str, int] = {}  # what each server last said, while it is not draining
         self.beaten: dict[str, int] = {}
+        self.confirmed: dict[str, int] = {}  # by server: up to which redeem its reports have told who is inside
         self.seconds = 0
         self.fixed: int | None = None
         self.spent: dict[str, str] = {}
@@ -102,6 +104,26 @@ class Model:
             if person.state == "P" and not person.eta:
                 assert after.people[user].state in "PYW", user
                 assert after.people[user].place == person.place
+
+    def confirm(self, server: str, as_of: int) -> None:
+        """A server's report says who of those redeemed until then is inside."""
+        self.confirmed[server] = max(self.confirmed.get(server, 0), as_of)
+
+    def check_cleared(self, before: Snapshot, after: Snapshot) -> None:
+        """Who sat on a server that is gone has finished; who it never confirmed is called again, or waits at the old place."""
+        cleared = before.leases - after.leases
+        for user, person in before.people.items():
+            if person.state != "A" or person.server not in cleared:
+                continue
+            now = after.people[user]
+            if before.asked[person.session] <= self.confirmed.get(person.server, 0):
+                assert now.state == "F", (user, now)
+            else:
+                assert now.state in "PW", (user, now)
+                assert now.place == person.place
+                assert person.ticket not in after.tickets, "the ticket that was spent stays spent"
+        for server in cleared:
+            self.confirmed.pop(server, None)
 
     def spend(self, ticket: str, session: str) -> None:
         """A ticket lets one session in."""
@@ -215,6 +237,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.model.check_admission(before, after)
         self.model.check_order(before, after)
         self.model.check_tickets(before, after)
+        self.model.check_cleared(before, after)
         for user in after.people:
             self.ask(user)
 
@@ -259,7 +282,11 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         look = self.do(self.world.look())
         known = [name for name, (owner, _) in look.sessions.items() if owner == server]
         inside = sorted({*known, *self.inside.get(server, ())}) if report else None
-        self.do(self.world.beat(server, capacity, capacity + room, sessions=inside, as_of=self.seqs.get(server, 0)))
+        as_of = self.seqs.get(server, 0)
+        beat = self.do(self.world.beat(server, capacity, capacity + room, sessions=inside, as_of=as_of))
+        self.seqs[server] = max(as_of, beat.seq)  # nothing is on its way, so its next report is of all of them
+        if report:
+            self.model.confirm(server, as_of)
         views = {view.instance_id: view for view in self.do(self.world.room.servers("default", "main")).servers}
         # What the store may fill now; an entry that comes back to a kept seat may use the room above it.
         open_ = views[server].reported and not views[server].draining
@@ -273,6 +300,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.do(self.world.room.remove_server("default", "main", server, drain=drain))
         after = self.do(self.world.look())
         self.model.check_admission(before, after)
+        self.model.check_cleared(before, after)
         if not drain:
             assert after.by_server[server] == 0, "a server that left has no seat"
 
@@ -302,6 +330,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
             self.model.check_admission(before, after)
             self.model.check_order(before, after)
             self.model.check_tickets(before, after)
+            self.model.check_cleared(before, after)
             for server in beating & after.leases:
                 self.beat(server, self.model.offers.get(server, 0), 1, report=False)
             for user in sorted(asking):
@@ -313,6 +342,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.do(self.world.tick())
         after = self.do(self.world.look())
         self.model.check_admission(before, after)
+        self.model.check_cleared(before, after)
         for user, person in before.people.items():
             if person.state == "W":
                 assert after.people[user].state in "WPY", "a step of the clock abandons nobody"
@@ -349,7 +379,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         self.do(room.queues.view(thing))  # whoever looks first writes it back
         for session, (server, _) in before.sessions.items():
             self.inside.setdefault(server, set()).add(session)
-        offers, self.model.offers, self.model.beaten = self.model.offers, {}, {}
+        offers, self.model.offers, self.model.beaten, self.model.confirmed = self.model.offers, {}, {}, {}
         self.model.known, self.before = set(), None
         for number, user in enumerate(order[:returning]):
             if number == late:  # the others come when those behind them may have been called already
@@ -403,9 +433,33 @@ class WaitingRoomMachine(RuleBasedStateMachine):
                 person.server, self.model.offers.get(person.server, 0), sessions=inside, as_of=self.seqs[person.server]
             )
         )
+        self.model.confirm(person.server, self.seqs[person.server])
         after = self.do(self.world.look())
         assert after.seats == before.seats
         assert person.ticket in after.tickets
+
+    def lose_server(self, server: str, reported: int, signs_off: bool, beating: set[str]) -> None:
+        """Let whoever is called enter a server that reports some of them, and is gone after that."""
+        self.beat(server, 2, 1, report=True)
+        self.rush(EVERYBODY[:4])
+        self.tick(1)
+        people = self.do(self.world.look()).people.values()
+        called = [person for person in people if person.state == "P" and person.server in ("", server)]
+        for number, person in enumerate(called):
+            if number == reported:
+                self.beat(server, 2, 1, report=False)  # its answer says what the next report is of
+                self.beat(server, 2, 1, report=True)
+            session = f"x{len(self.sessions)}-0"
+            try:
+                self.do(self.world.redeem(person.ticket, session, server))
+            except (TicketInvalid, TicketExpired):
+                continue
+            self.model.spend(person.ticket, session)
+            self.sessions.append(session)
+        if signs_off:
+            self.leave_server(server, drain=False)
+        else:
+            self.live(LEASE_SECONDS + 1, beating - {server}, set(EVERYBODY))
 
     @invariant()
     def nobody_is_lost(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from headgate.store import Store
 from headgate.waiting_room import Reason
+from headgate.waiting_room.invariants import inspect
 from headgate.waiting_room.problems import TicketInvalid, TicketUsed
 from headgate.waiting_room.seats import MOST_CHANGED
 from tests.store.waiting_world import World
@@ -25,6 +26,12 @@ async def states(world: World, users: str = "abcd") -> str:
     look = await world.look()
     assert look.contradictions() == []
     return "".join(look.people[user].state for user in users)
+
+
+async def let_in(world: World, user: str, session: str, server: str) -> None:
+    """Redeem somebody's ticket, and have the server confirm it with a report."""
+    seq = await world.redeem(await world.ticket(user), session, server)
+    await world.beat(server, 2, sessions=[session], as_of=seq)
 
 
 async def test_no_server_no_seat(world: World) -> None:
@@ -84,9 +91,9 @@ async def test_a_ticket_is_refused_by_another_server_and_not_spent(world: World)
 async def test_a_dead_servers_seats_are_gone_within_its_lease(world: World) -> None:
     await world.beat("s1", 2, sessions=[])
     await world.live(1)
-    await world.redeem(await world.ticket("a"), "x1", "s1")
+    await let_in(world, "a", "x1", "s1")
     old = await world.ticket("b")
-    await world.live(8)
+    await world.live(9)
     assert (await world.look()).by_server == {"s1": 2}
     await world.beat("s2", 1, sessions=[])
     await world.live(4)
@@ -109,6 +116,91 @@ async def test_holders_of_a_dead_server_without_room_elsewhere_are_first_in_line
     assert await states(world) == "PWWW"
 
 
+async def test_who_was_never_confirmed_by_a_dead_server_is_called_again_elsewhere(world: World) -> None:
+    """The answer to the redeem may have been lost, and the player refused with 503: their session is not over."""
+    await world.beat("s1", 2, sessions=[])
+    await world.live(1)
+    await let_in(world, "a", "x1", "s1")
+    old = await world.ticket("b")
+    await world.redeem(old, "x2", "s1")
+    await world.live(9)
+    await world.beat("s2", 1, sessions=[])
+    await world.live(2)
+    look = await world.look()
+    assert await states(world) == "FPWW", "the server had said of the first that it is inside"
+    assert (look.leases, look.by_server, look.people["b"].server) == ({"s2"}, {"s2": 1}, "s2")
+    new = await world.ticket("b")
+    assert new != old
+    with pytest.raises(TicketInvalid):
+        await world.redeem(old, "x2", "s2")
+    await world.redeem(new, "x3", "s2")
+    assert await states(world) == "FAWW"
+    assert (await inspect(world.store, world.thing)).contradictions == []
+
+
+async def test_who_was_never_confirmed_by_a_server_that_leaves_is_first_in_line(world: World) -> None:
+    await world.beat("s1", 3, sessions=[])
+    await world.live(1)
+    await let_in(world, "b", "x1", "s1")
+    for number, user in enumerate("ca"):
+        await world.redeem(await world.ticket(user), f"y{number}", "s1")
+    places = {user: person.place for user, person in (await world.look()).people.items()}
+    await world.room.remove_server("default", "main", "s1")
+    look = await world.look()
+    assert await states(world) == "WFWW"
+    assert look.seats == []
+    assert look.line == ["a", "c", "d"]
+    assert {user: person.place for user, person in look.people.items()} == places
+    assert str((await world.room.status("default", "main", "a", trusted=True)).status) == "WAITING"
+    await world.beat("s2", 1, sessions=[])
+    await world.live(1)
+    assert await states(world) == "PFWW"
+    assert (await inspect(world.store, world.thing)).contradictions == []
+
+
+async def test_a_redeem_that_was_asked_for_again_after_the_last_report_is_not_confirmed(world: World) -> None:
+    """The server asked again because it had no answer, and died before it had one."""
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    ticket = await world.ticket("a")
+    seq = await world.redeem(ticket, "x1", "s1")
+    await world.redeem(ticket, "x1", "s1")
+    await world.beat("s1", 1, sessions=[], as_of=seq)
+    await world.room.remove_server("default", "main", "s1")
+    assert await states(world) == "WWWW"
+
+
+async def test_who_was_never_confirmed_keeps_the_seat_where_seats_are_one_number(world: World) -> None:
+    """The seat is the queue's and not the server's: it is theirs also while nobody new is called."""
+    await world.configure(seats="fixed", capacity=2)
+    await world.beat("s1", 5, sessions=[])
+    await world.live(1)
+    await let_in(world, "a", "x1", "s1")
+    await world.redeem(await world.ticket("b"), "x2", "s1")
+    await world.operate("pause")
+    await world.configure(capacity=1)
+    await world.room.remove_server("default", "main", "s1")
+    look = await world.look()
+    assert await states(world) == "FPWW"
+    assert look.seats == [f":h:{look.people['b'].ticket}"]
+    await world.redeem(await world.ticket("b"), "x3", None)
+    assert await states(world) == "FAWW"
+
+
+async def test_whoever_has_entered_elsewhere_since_a_reset_stays_there_when_the_old_server_dies(world: World) -> None:
+    await world.beat("s1", 1, sessions=[])
+    await world.live(1)
+    await world.redeem(await world.ticket("a"), "x1", "s1")
+    await world.operate("reset")
+    await world.enter("a")
+    await world.beat("s2", 1, sessions=[])
+    await world.live(1)
+    await world.redeem(await world.ticket("a"), "x2", "s2")
+    await world.room.remove_server("default", "main", "s1")
+    look = await world.look()
+    assert (look.seats, await states(world, "a"), look.people["a"].server) == (["s2:s:x2"], "A", "s2")
+
+
 async def test_a_draining_server_honours_tickets_and_gets_nobody_new(world: World) -> None:
     await world.beat("s1", 3, sessions=[])
     await world.live(1)
@@ -124,7 +216,7 @@ async def test_a_draining_server_honours_tickets_and_gets_nobody_new(world: Worl
 async def test_a_server_that_leaves_takes_its_sessions_along_at_once(world: World) -> None:
     await world.beat("s1", 2, sessions=[])
     await world.live(1)
-    await world.redeem(await world.ticket("a"), "x1", "s1")
+    await let_in(world, "a", "x1", "s1")
     await world.room.remove_server("default", "main", "s1")
     assert await states(world) == "FWWW"
     assert (await world.look()).seats == []

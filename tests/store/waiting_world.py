@@ -11,6 +11,7 @@ from typing import cast
 
 from headgate.store import Store, Thing
 from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
+from headgate.waiting_room.model import Beat
 
 HEAD = struct.Struct("<cBdIII")
 
@@ -42,6 +43,7 @@ class Snapshot:
     holds: set[str]
     tickets: dict[str, str]
     sessions: dict[str, tuple[str, str]]
+    asked: dict[str, int]  # by session: the number of the last time that its redeem was asked for
     seats: list[str]
     leases: set[str]
     by_server: Counter[str] = field(default_factory=Counter)
@@ -116,6 +118,7 @@ async def snapshot(store: Store, thing: Thing) -> Snapshot:
         holds=holds,
         tickets={ticket: owner.decode().split(":", 1)[1] for ticket, owner in tickets.items()},
         sessions={session: (server, user) for session, (server, user) in owners.items()},
+        asked={session: int(text.split(b":")[0].split(b"+")[-1]) for session, text in sessions.items()},
         seats=sorted(seats),
         leases=leases,
         by_server=Counter(seat.split(":", 1)[0] for seat in seats),
@@ -170,9 +173,9 @@ class World:
 
     async def beat(
         self, server: str, capacity: int, most: int | None = None, sessions: list[str] | None = None, as_of: int = 0
-    ) -> None:
+    ) -> Beat:
         """Beat for a server; its sessions are reported if given."""
-        await self.room.heartbeat(
+        return await self.room.heartbeat(
             "default", self.queue, server, capacity=capacity, max_capacity=most, address=f"ws://{server}",
             sessions=sessions, as_of=as_of,
         )  # fmt: skip

@@ -13,7 +13,15 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from headgate.kit import metrics
-from headgate.kit.named_metrics import MOST_CANDIDATES, OTHER, RANK_AFTER, NamedReadings, Names
+from headgate.kit.named_metrics import (
+    MOST_CANDIDATES,
+    MOST_NUMBERS,
+    OTHER,
+    RANK_AFTER,
+    Across,
+    NamedReadings,
+    Names,
+)
 from tests.unit.test_metrics import value
 
 
@@ -83,6 +91,43 @@ def test_gauges_of_names_without_series_are_added_up_and_none_is_lost() -> None:
             streams.labels("second")  # used so often that it takes the series of the first
         assert {key: numbers[0] for key, numbers in streams.snapshot().samples} == {("second",): 1, (OTHER,): 1}
     assert {key: numbers[0] for key, numbers in streams.snapshot().samples} == {("second",): 0, (OTHER,): 0}
+
+
+@pytest.mark.parametrize("across", ["sum", "max", "latest"])
+def test_names_that_are_gone_are_forgotten_though_they_had_no_series(across: Across) -> None:
+    names = Names("upstream", most=2)
+    sends = names.counter(f"{unique('sends')}_total", "For this test.")
+    level = names.gauge(unique("level"), "For this test.", ["state"], across=across)
+    for number in range(10_000):
+        sends.labels(f"u{number}").inc()
+        level.labels(f"u{number}", "busy").set(number)
+    assert len(names.known()) == 10_000
+    names.forget(*(names.known() - {"u0", "u7"}))
+    assert names.known() == {"u0", "u7"}
+    assert {key: numbers[0] for key, numbers in level.snapshot().samples} == {("u0", "busy"): 0, (OTHER, "busy"): 7}
+    assert {key[0]: numbers[0] for key, numbers in sends.snapshot().samples} == {"u0": 1, OTHER: 9998}, "counts stay"
+    names.forget("u7")
+    assert [key for key, _ in level.snapshot().samples] == [("u0", "busy")]
+
+
+def test_a_gauge_keeps_a_bounded_number_of_names_and_rather_those_that_are_not_0() -> None:
+    names = Names("upstream", most=2)
+    level = names.gauge(unique("level"), "For this test.")
+    busy = [f"busy-{number}" for number in range(100)]
+    for name in ("first", "second", *busy):
+        level.labels(name).set(1)
+    for number in range(3 * MOST_NUMBERS):
+        level.labels(f"idle-{number}")
+    assert len(names.known()) <= MOST_NUMBERS + MOST_CANDIDATES
+    assert {key: numbers[0] for key, numbers in level.snapshot().samples} == {
+        ("first",): 1,
+        ("second",): 1,
+        (OTHER,): 100,
+    }
+    for number in range(3 * MOST_NUMBERS):
+        level.labels(f"later-{number}").set(1)
+    assert len(level.kept()) <= MOST_NUMBERS
+    assert {"first", "second", f"later-{number}"} <= level.kept()
 
 
 def test_readings_are_replaced_all_together() -> None:

@@ -21,7 +21,7 @@ log = get_logger()
 
 
 class MetricNames:
-    """Compares the names that metrics show with those that the store lists."""
+    """Compares the names that metrics know, shown or not, with those that the store lists."""
 
     def __init__(self, queues: Index, services: Index, upstreams: Index) -> None:
         self._lists: tuple[tuple[Names, Index, Callable[[Thing], str]], ...] = (
@@ -42,7 +42,7 @@ class MetricNames:
     async def forget_gone(self) -> None:
         """Drop what is not listed any more; a thing is listed before it is used, so what is new is not dropped."""
         for names, index, label in self._lists:
-            shown = names.shown()
-            if shown:
+            known = names.known()
+            if known:
                 living = {label(thing) for thing in await index.list(None)}
-                names.forget(*(shown - living))
+                names.forget(*(known - living))

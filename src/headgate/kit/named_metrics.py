@@ -12,7 +12,7 @@ them twice. What happens to the name from then on is counted there.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import accumulate
 from math import inf
@@ -31,6 +31,7 @@ OTHER: Final = "other"
 RANK_AFTER: Final = 1024
 LEAST_USES: Final = 16  # of a name that takes another's series: those used a few times do not drive each other out
 MOST_CANDIDATES: Final = 4096
+MOST_NUMBERS: Final = 10_000  # of one gauge, since it keeps those of names that are not shown too
 
 Across = Literal["sum", "max", "min", "latest"]
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
@@ -96,6 +97,10 @@ class Names:
         """Give the names that have series of their own."""
         return frozenset(self._shown)
 
+    def known(self) -> frozenset[str]:
+        """Give the names of which anything is kept, shown or not."""
+        return frozenset(self._shown).union(self._candidates, *(family.kept() for family in self._mine))
+
     def shown_as(self, name: str) -> str:
         """Count a use of a name, and give the label value that it is shown under."""
         shown = self._shown
@@ -114,13 +119,15 @@ class Names:
         return name if name in shown else OTHER
 
     def forget(self, *names: str) -> None:
-        """Drop the series of names that are gone."""
+        """Drop all that is kept of names that are gone, shown or not."""
         _changes[0] += 1
-        for name in names:
+        gone = frozenset(names)
+        shown = gone.intersection(self._shown)
+        for name in gone:
             self._candidates.pop(name, None)
-            if self._shown.pop(name, None) is not None:
-                for family in self._mine:
-                    family.drop(name)
+            self._shown.pop(name, None)
+        for family in self._mine:
+            family.forget(gone, shown)
 
     def _rank(self) -> None:
         """Give the series of names that are hardly used to those used at least twice as often; older uses count half."""
@@ -160,19 +167,26 @@ class _Family:
         self._samples: dict[Key, list[float]] = {}
         _families.append(self)
 
-    def drop(self, name: str) -> None:
-        """Remove all series of a name."""
-        for key in [key for key in list(self._samples) if key[0] == name]:
-            self._samples.pop(key, None)
+    def kept(self) -> set[str]:
+        """Give the names whose numbers are kept though they are not shown: none, since they are counted under `other`."""
+        return set()
+
+    def forget(self, gone: Set[str], shown: Set[str]) -> None:
+        """Remove all series of names that are gone; those of them that were shown had series of their own."""
+        self._drop(shown)
 
     def stop_showing(self, name: str) -> None:
         """Count a name under `other` from now on."""
-        self.drop(name)
+        self._drop({name})
 
     def snapshot(self) -> Series:
         """Give the numbers now; any thread may ask."""
         samples = [(key, list(numbers)) for key, numbers in list(self._samples.items())]
         return msgspec.structs.replace(self._series, samples=samples)
+
+    def _drop(self, names: Set[str]) -> None:
+        for key in [key for key in list(self._samples) if key[0] in names]:
+            self._samples.pop(key, None)
 
 
 class NamedCounter(_Family):
@@ -210,7 +224,10 @@ class NamedHistogram(_Family):
 
 
 class NamedGauge(_Family):
-    """Numbers that go up and down, by name. Each name's own is kept, and they are put together only when shown."""
+    """Numbers that go up and down, by name. Each name's own is kept, and they are put together only when shown.
+
+    Of more names than anybody looks at, those that are 0 and those that were set longest ago are not kept.
+    """
 
     def labels(self, name: str, *labels: str) -> Level:
         """Give one number, which begins at 0; it stays good whatever becomes of its series."""
@@ -220,11 +237,22 @@ class NamedGauge(_Family):
     def put(self, name: str, labels: Key, value: float) -> None:
         """Say what the number is now."""
         self._names.shown_as(name)
-        self._samples[(name, *labels)] = [value, time()]
+        key = (name, *labels)
+        if len(self._samples) >= MOST_NUMBERS and key not in self._samples:
+            self._make_room()
+        self._samples[key] = [value, time()]
 
     def add(self, name: str, labels: Key, amount: float) -> None:
         """Add to a number of things in progress, which is never below 0: a name may be dropped and used again meanwhile."""
         self.put(name, labels, max(0.0, self._samples.get((name, *labels), (0.0,))[0] + amount))
+
+    def kept(self) -> set[str]:
+        """Give the names that have a number here."""
+        return {key[0] for key in list(self._samples)}
+
+    def forget(self, gone: Set[str], shown: Set[str]) -> None:
+        """Remove the numbers of names that are gone, also of those that are only part of `other`."""
+        self._drop(gone)
 
     def stop_showing(self, name: str) -> None:
         """Keep the number: it is part of `other` whenever it is asked for."""
@@ -242,6 +270,14 @@ class NamedGauge(_Family):
             other = (OTHER, *key[1:])
             samples[other] = _together(self._series.across, samples.get(other), [value, when], folding=True)
         return msgspec.structs.replace(self._series, samples=list(samples.items()))
+
+    def _make_room(self) -> None:
+        """Drop a quarter of the numbers that are not shown, so that this is done once for many new names."""
+        shown = self._names.shown()
+        unshown = [(key, numbers) for key, numbers in list(self._samples.items()) if key[0] not in shown]
+        unshown.sort(key=lambda item: (item[1][0] != 0, item[1][1]))
+        for key, _ in unshown[: 1 + len(unshown) // 4]:
+            self._samples.pop(key, None)
 
 
 class NamedReadings(_Family):

@@ -12,11 +12,13 @@ from headgate.kit.problems import VersionConflict
 from headgate.store import Thing
 from headgate.waiting_room.policy import PolicyChange, QueueView
 from headgate.waiting_room.problems import QueueUnknown
-from headgate.waiting_room.queues import Audit, History, Queues
+from headgate.waiting_room.queues import ANY_VERSION, Audit, History, Queues
 from headgate.waiting_room.room import WaitingRoom
 
 TAG: Final = "queues"
-IF_MATCH: Final = {"If-Match": "the ETag that the queue must still have; If-None-Match: * creates only"}
+IF_MATCH: Final = {
+    "If-Match": "the ETag that the queue must still have; `*`: any, but it must exist. If-None-Match: * creates only"
+}
 ACTIONS: Final = {
     "pause": ("Stop calling people", "Nobody is called until the queue is resumed; tickets and sessions stay."),
     "resume": ("Go on", "Ends a pause and a drain."),
@@ -134,4 +136,4 @@ def _tagged(view: QueueView, status: int = 200) -> Answer:
 
 def _expected(call: Call) -> int | None:
     """Read the version that the caller insists on."""
-    return None if call.header("if-match") == "*" else expected_version(call)
+    return expected_version(call, ANY_VERSION)

@@ -156,7 +156,8 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route(
             "DELETE", "/api/queue/servers/{instanceId}", api.remove_server, "Stop offering seats", service,
             query=RemoveQuery, errors=(QueueUnknown,),
-            description="With drain=true tickets are honoured and sessions stay; without, its sessions end at once.",
+            description="With drain=true tickets are honoured and sessions stay; without, its sessions end at once, except "
+            "those redeemed since its last report: their owners are called again.",
         ),
         route("GET", "/api/queue/servers", api.servers, "Show who offers seats", Access.READ, query=QueueQuery, answer=Servers,
               errors=(QueueUnknown,)),

@@ -28,6 +28,7 @@ BOARD = script("headgate.waiting_room", "board")
 
 MARKS: Final = 64
 ATTEMPTS: Final = 5
+ANY_VERSION: Final = -1  # of a queue that must be there
 MOST_RECORDS: Final = 1000
 MOST_NAMED: Final = 4_096
 OFFSET_AT: Final = 15
@@ -153,14 +154,17 @@ class Queues:
     async def configure(
         self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None, template: str = ""
     ) -> QueueView:
-        """Create a queue, from a template or not, or change its policy; `expected` is its version, 0 for a new one."""
+        """Create a queue, from a template or not, or change its policy.
+
+        `expected` is its version: 0 for a new one, `ANY_VERSION` for any that is there.
+        """
         for _ in range(ATTEMPTS):
             try:
                 before: QueueView | None = await self.view(thing)
             except QueueUnknown:
                 before = None
             version = before.version if before else 0
-            if expected is not None and expected != version:
+            if expected not in (None, version) and not (expected == ANY_VERSION and before):
                 raise VersionConflict(version=version)
             policy = change.applied_to(_policy_of(before) if before else None)
             if template:
@@ -169,7 +173,7 @@ class Queues:
             try:
                 await self._write(thing, policy, version, who)
             except VersionConflict:
-                if expected is not None:
+                if expected not in (None, ANY_VERSION):
                     raise
                 continue
             log.info("queue configured", queue=thing.name, namespace=thing.namespace, who=who)
@@ -182,7 +186,7 @@ class Queues:
         """Pause, resume, drain, admit, reset or delete a queue."""
 
         async def act() -> Reply:
-            wanted = "" if expected is None else expected
+            wanted = "" if expected in (None, ANY_VERSION) else expected  # what is not there is refused anyway
             return await self._store.run(OPERATE, thing, action, who, wanted, request, number, PLACE_SECONDS * 1000)
 
         request = new_ulid()

@@ -96,7 +96,7 @@ class Seats:
         return Beat(bool(drain), bool(wanted), seq)
 
     async def remove_server(self, thing: Thing, instance_id: str, *, drain: bool) -> None:
-        """Let a server go; without drain its sessions end with the next visit, which is now."""
+        """Let a server go; without drain the next visit, which is now, ends its sessions and moves who it never confirmed."""
         member_id(instance_id, "instanceId")
 
         async def remove() -> Reply:

@@ -39,7 +39,8 @@ local length = redis.call('ZCARD', waiting)
 local clearing = clear_orphans(queue)
 local budget = sweep(queue, most)
 local servers_open = queue.fixed and {} or open_servers(queue, false)
-local pick = queue.fixed and fixed_picker(0) or picker(servers_open, queue.packed)
+-- Where seats are one number, whoever loses a server keeps the seat: it was the queue's, and no more are taken.
+local pick = queue.fixed and fixed_picker(math.huge) or picker(servers_open, queue.packed)
 budget = clear_dead(queue, budget, pick, new_ticket)
 -- Seats freed or taken a moment ago count: the pick above only served those whose server died.
 local before = { taken = redis.call('ZCARD', seats), held = redis.call('ZCARD', holds) }

@@ -182,13 +182,19 @@ local function withdraw_ticket(queue, user)
   count(queue, 'away', 1)
 end
 
---- End a session; `dropped` keeps its seat for the owner to come back to.
-local function end_session(queue, session, dropped)
+--- Remove a session and its seat; gives the user who is inside by it, or nil.
+local function remove_session(queue, session)
   redis.call('HDEL', queue.keys.sessions, session.id)
   redis.call('ZREM', queue.keys.seats, seat(session.server, 's', session.id))
   redis.call('ZREM', queue.keys.stays, session.id)
   local user = session.user ~= '' and read_user(queue.keys.users, session.user) or nil
-  if not user or user.state ~= 'A' or user.session ~= session.id then
+  return user and user.state == 'A' and user.session == session.id and user or nil
+end
+
+--- End a session; `dropped` keeps its seat for the owner to come back to.
+local function end_session(queue, session, dropped)
+  local user = remove_session(queue, session)
+  if not user then
     return
   end
   if dropped and queue.reentry_ms > 0 then
@@ -205,13 +211,10 @@ end
 --- Undo a redeem whose answer never reached the server: its ticket holds the seat again, for as long as a new one. A ticket
 --- of an earlier epoch stays void, and its owner gets another with the next status.
 local function return_ticket(queue, session)
-  local user = session.user ~= '' and read_user(queue.keys.users, session.user) or nil
-  if not user or user.state ~= 'A' or user.session ~= session.id then
-    end_session(queue, session, false)
+  local user = remove_session(queue, session)
+  if not user then
     return nil
   end
-  redis.call('HDEL', queue.keys.sessions, session.id)
-  redis.call('ZREM', queue.keys.seats, seat(session.server, 's', session.id))
   user.state, user.server, user.session = 'P', session.server, ''
   write_user(queue.keys.users, user)
   redis.call('ZADD', queue.keys.holds, text_of(queue.time + queue.ticket_ms), user.ticket)

@@ -104,50 +104,72 @@ local function sweep(queue, budget)
   return budget
 end
 
---- Clear servers whose lease is over: sessions end, holders get a seat elsewhere and a new ticket, or the head of the
---- line.
+--- Clear servers whose lease is over: holders get a seat elsewhere and a new ticket, or the head of the line. So do the
+--- owners of sessions that were redeemed since the server's last report: nobody knows whether it let them in. Sessions
+--- that it had reported end.
 local function clear_dead(queue, budget, pick, new_ticket)
-  local keys = queue.keys
-  for _, server in ipairs(due(keys.leases, queue.time, budget)) do
-    local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. server .. ':', '(' .. server .. ';',
-      'LIMIT', 0, budget)
+  local keys, vanished = queue.keys, queue.vanished
+
+  local function move(user)
+    local other = pick()
+    if other then
+      give_ticket(queue, user, other.id, new_ticket())
+      vanished.taken, vanished.held = vanished.taken - 1, vanished.held - 1
+    else
+      user.seen = queue.seconds
+      stand_in_line(queue, user)
+      write_user(keys.users, user)
+    end
+    queue.changed[#queue.changed + 1] = '+' .. user.id
+    count(queue, 'moved', 1)
+  end
+
+  local clear = {}
+
+  function clear.s(id, server)
+    local session = read_session(queue, id) or { id = id, asked = 0, server = server.id, user = '' }
+    if session.asked > server.confirmed then
+      local user = remove_session(queue, session)
+      if user then
+        move(user)
+      end
+    else
+      end_session(queue, session, false)
+    end
+  end
+
+  function clear.h(ticket)
+    redis.call('ZREM', keys.holds, ticket)
+    local holder = string.match(redis.call('HGET', keys.tickets, ticket) or '', '^%d+:(.*)$')
+    local user = holder and read_user(keys.users, holder)
+    if user and user.state == 'P' and user.ticket == ticket then
+      move(user)
+    end
+  end
+
+  function clear.k(id)
+    local user = read_user(keys.users, id)
+    if user and user.state == 'K' then
+      redis.call('ZREM', keys.kept, id)
+      finish(queue, user, 'F')
+      count(queue, 'finished', 1)
+    end
+  end
+
+  for _, name in ipairs(due(keys.leases, queue.time, budget)) do
+    local server = read_server(queue, name) or { id = name, confirmed = 0 }
+    local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. name .. ':', '(' .. name .. ';', 'LIMIT', 0, budget)
     for _, member in ipairs(members) do
       local kind, id = string.match(member, '^[^:]*:(.):(.*)$')
       redis.call('ZREM', keys.seats, member)
-      queue.vanished.taken = queue.vanished.taken + 1
-      queue.vanished.held = queue.vanished.held + (kind == 'h' and 1 or 0)
-      if kind == 's' then
-        end_session(queue, read_session(queue, id) or { id = id, server = server, user = '' }, false)
-      else
-        local holder = id
-        if kind == 'h' then
-          redis.call('ZREM', keys.holds, id)
-          holder = string.match(redis.call('HGET', keys.tickets, id) or '', '^%d+:(.*)$')
-        end
-        local user = holder and read_user(keys.users, holder)
-        if user and kind == 'k' and user.state == 'K' then
-          redis.call('ZREM', keys.kept, id)
-          finish(queue, user, 'F')
-          count(queue, 'finished', 1)
-        elseif user and kind == 'h' and user.state == 'P' and user.ticket == id then
-          local other = pick()
-          if other then
-            give_ticket(queue, user, other.id, new_ticket())
-            queue.vanished.taken, queue.vanished.held = queue.vanished.taken - 1, queue.vanished.held - 1
-          else
-            user.seen = queue.seconds
-            stand_in_line(queue, user)
-            write_user(keys.users, user)
-          end
-          queue.changed[#queue.changed + 1] = '+' .. holder
-          count(queue, 'moved', 1)
-        end
-      end
+      vanished.taken = vanished.taken + 1
+      vanished.held = vanished.held + (kind == 'h' and 1 or 0)
+      clear[kind](id, server)
       budget = budget - 1
     end
     if budget > 0 then
-      redis.call('ZREM', keys.leases, server)
-      redis.call('HDEL', keys.servers, server)
+      redis.call('ZREM', keys.leases, name)
+      redis.call('HDEL', keys.servers, name)
       count(queue, 'servers_cleared', 1)
       budget = budget - 1
     else
