@@ -19,7 +19,7 @@ from headgate.config.dynamic import EdgeLimits
 from headgate.gateway.settings import LIMITS
 from headgate.kit.problems import StoreUnavailable, VersionConflict
 from headgate.sdk import Headgate
-from headgate.sdk.config import Changed, ContentType, Draft, Marked, Present, Update
+from headgate.sdk.config import Changed, ConfigMarked, ContentType, Draft, Present, Update
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import FaultyProxy, Topology, eventually
 
@@ -246,7 +246,7 @@ async def test_a_watch_by_hand_resumes(hg: Headgate, namespace: str) -> None:
     async for happening in hg.config.watch(namespace):
         if isinstance(happening, Present):
             assert [value.content for value in happening.values] == ["one"]
-        if isinstance(happening, Marked):
+        if isinstance(happening, ConfigMarked):
             position = happening.position
             break
     for text in ("two", "three"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
@@ -13,7 +13,9 @@ import pytest
 
 from headgate.gateway.settings import LIMITS
 from headgate.gateway.shared_buckets import GROUPS, SLOTS, SharedBuckets, shared_table, table_file
+from headgate.kit.http import Message, Receive, Scope, Send
 from headgate.kit.problems import RateLimited
+from headgate.sdk.asgi import Gate
 from tests.processes import GatewayProcess
 from tests.topology import Topology, eventually
 
@@ -31,6 +33,9 @@ class Flooded:
         self.gateways = gateways
         self.admin = admin
         self._stack = stack
+
+    def on_leaving(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._stack.push_async_callback(close)
 
     async def flood(self, method: str, path: str, **options: object) -> tuple[list[int], float]:
         """Ask as often as a script does at once; give the statuses and how many entries may have been made meanwhile."""
@@ -126,6 +131,98 @@ async def test_a_gate_makes_no_more_entries_than_the_limit(
                 page = await first.get(path, headers={**headers, "Accept": "text/html"})
                 assert page.status_code == 302
                 assert page.headers["location"].startswith(f"/wait/{QUEUE}?")
+
+
+async def site(scope: Scope, receive: Receive, send: Send) -> None:
+    """Say nothing: behind these gates everybody waits."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def ask_site(gate: Gate, path: str, address: str) -> tuple[int, bool]:
+    """Ask a site behind its gate, from an address and without a cookie; give the status and whether we are in line now."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("there is no body to read")
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+    await gate({**scope, "client": (address, 4711)}, receive, keep)
+    return sent[0]["status"], any(name == b"set-cookie" for name, _ in sent[0]["headers"])
+
+
+@pytest.mark.parametrize("path", ["/flood/a", f"/wait/{QUEUE}"])
+async def test_a_site_that_asks_with_its_token_is_limited_by_its_visitors_addresses(
+    server: Topology, fresh_gateway: Callable[..., GatewayProcess], path: str
+) -> None:
+    async with flooded(server, fresh_gateway, 1) as world:
+        gate = Gate(site, world.gateways[0].url, token=world.admin.headers["X-API-Token"])
+        world.on_leaving(gate.close)
+
+        async def in_line(address: str) -> bool:
+            return (await ask_site(gate, path, address))[1]
+
+        await eventually(lambda: in_line("192.0.2.1"), 5, "the gate knows of the queue")
+        before, began = await world.entered(), monotonic()
+        answers = [await ask_site(gate, path, "192.0.2.7") for _ in range(FLOOD)]
+        most = ENTRY.burst + ENTRY.per_second * (monotonic() - began)
+        made = sum(entered for _, entered in answers)
+        assert ENTRY.burst <= made <= most + 5
+        assert await world.entered() - before == made
+        assert {status for status, entered in answers if not entered} == {429}
+        assert await in_line("192.0.2.8"), "another visitor of the site has a limit of their own"
+
+
+@pytest.mark.parametrize(("role", "believed"), [(None, False), ("read", False), ("service", True), ("admin", True)])
+async def test_forwarded_addresses_are_believed_from_services_only(
+    server: Topology, fresh_gateway: Callable[..., GatewayProcess], role: str | None, believed: bool
+) -> None:
+    async with flooded(server, fresh_gateway, 1) as world:
+        token: dict[str, str] = {}
+        if role is not None:
+            made = await world.admin.post("/api/admin/tokens", json={"name": f"a-{role}", "role": role})
+            token = {"X-API-Token": made.json()["token"]}
+        async with httpx2.AsyncClient(base_url=world.gateways[0].url, headers=token) as client:
+
+            async def known() -> bool:
+                return role is None or (await client.get("/api/admin/queues")).status_code == 200
+
+            await eventually(known, 5, "the token is known")
+            began, statuses = monotonic(), []
+            for number in range(FLOOD):
+                client.cookies.clear()
+                forwarded = {"X-Forwarded-For": f"198.51.{number // 100}.{number % 100}"}
+                statuses.append((await client.get(f"/wait/{QUEUE}", headers=forwarded)).status_code)
+            most = ENTRY.burst + ENTRY.per_second * (monotonic() - began)
+            entered = await world.entered()
+            assert statuses.count(200) == entered
+            if believed:
+                assert entered == FLOOD
+            else:
+                assert ENTRY.burst <= entered <= most + 5
+
+
+async def test_a_services_own_entries_and_checks_are_not_limited(
+    server: Topology, fresh_gateway: Callable[..., GatewayProcess]
+) -> None:
+    async with flooded(server, fresh_gateway, 1) as world:
+        forwarded = {"X-Forwarded-For": "192.0.2.7", **world.admin.headers}
+        body = {"nickname": "a", "queue": QUEUE}
+        statuses, _ = await world.flood("POST", "/api/queue/entry", json=body, headers=forwarded)
+        assert set(statuses) == {200}
+
+        async def guarded() -> bool:
+            query = {"path": "/flood/a", "userId": "u"}
+            return bool((await world.admin.get("/api/gate/check", params=query)).json()["decision"] == "wait")
+
+        await eventually(guarded, 5, "the gate knows of the queue")
+        for number in range(int(ENTRY.burst) + 50):
+            query = {"path": "/flood/a", "userId": f"u{number}"}
+            assert (await world.admin.get("/api/gate/check", params=query)).json()["decision"] == "wait"
+        assert await world.entered() == FLOOD + 1 + ENTRY.burst + 50
 
 
 async def test_who_is_known_enters_again_however_many_others_did(

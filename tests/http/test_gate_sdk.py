@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import httpx2
+import pytest
 
 from headgate.gateway.listener import asgi, listen
 from headgate.gateway.server import listening
@@ -89,6 +90,26 @@ async def test_wait_page_stream_and_turn_on_the_sites_own_host(gateway: Gateway)
         inside = await visitor.get(f"/{queue}/shoes?size=9")
         assert inside.text == f"page /{queue}/shoes"
         assert inside.headers.get_list("set-cookie") == ["basket=1"]
+    await gateway.client.delete(f"/api/admin/queues/{queue}")
+
+
+@pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without token"])
+async def test_a_pass_of_one_visitor_lets_no_other_in(gateway: Gateway, with_token: bool) -> None:
+    queue = await make(gateway, capacity=1)
+    async with served(gateway.url, token=gateway.token if with_token else "") as first:
+
+        async def passes() -> bool:
+            return "headgate" in (await first.get(f"/{queue}/x")).cookies
+
+        await eventually(passes, 10, "the first visitor has a pass")
+        for _ in range(3):
+            async with httpx2.AsyncClient(base_url=first.base_url, headers=first.headers) as other:
+                assert (await other.get(f"/{queue}/x")).status_code == 302
+                page = await other.get(f"/wait/{queue}?return=/{queue}/x")
+                assert page.status_code == 200, (
+                    "the page does not take them for the first visitor, who would be sent on"
+                )
+        assert (await first.get(f"/{queue}/x")).status_code == 200
     await gateway.client.delete(f"/api/admin/queues/{queue}")
 
 

@@ -1,7 +1,7 @@
 """Every Python and shell snippet of README and docs runs as it is written, against a running `headgate up`.
 
-Only the numbers of ports are others, so that tests can run side by side. The pages about Headgate's own code (architecture,
-decisions) quote parts of it, which are not whole programs.
+Only the numbers of ports are others, so that tests can run side by side. A block that names a file after its language quotes
+that file: it is no whole program, but its lines must stand there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.topology("standalone")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("decisions/*"), DOCS / "architecture.md"})]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LANGUAGES = {"", "http", "lua", "nginx", "python", "sh"}
+LEFT_OUT = "…"
 
 NOT_HERE = {
     "./dev up": "the world of these tests runs `headgate up`, which is the same",
@@ -71,6 +73,7 @@ class Snippet(NamedTuple):
     page: str
     line: int
     language: str
+    file: str
     text: str
 
     def __str__(self) -> str:
@@ -79,8 +82,9 @@ class Snippet(NamedTuple):
 
 def snippets(page: Path) -> Iterator[Snippet]:
     text = page.read_text()
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        yield Snippet(str(page.relative_to(ROOT)), text[: found.start()].count("\n") + 1, found[1], found[2])
+    for found in re.finditer(r"^ *```(\S*)(?: +(\S+))? *\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        line = text[: found.start()].count("\n") + 1
+        yield Snippet(str(page.relative_to(ROOT)), line, found[1], found[2] or "", found[3])
 
 
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
@@ -172,10 +176,38 @@ def prepared(block: str) -> str:
 def test_snippets_run_as_they_are_written(world: World, page: Path) -> None:
     """All of a page in their order: people read from the top."""
     for snippet in snippets(page):
+        if snippet.file:
+            continue
         if snippet.language == "python":
             world.run(snippet.text, sys.executable, "-W", "error::ResourceWarning", "-c")
         elif snippet.language == "sh":
             world.run(prepared(snippet.text), "bash", "-c")
+
+
+def passages(block: str) -> Iterator[list[str]]:
+    """Give the passages of a quotation, between which lines are left out; how far they are indented is no matter."""
+    lines = [line.strip() for line in block.splitlines()]
+    while LEFT_OUT in lines:
+        yield lines[: lines.index(LEFT_OUT)]
+        lines = lines[lines.index(LEFT_OUT) + 1 :]
+    yield lines
+
+
+@pytest.mark.parametrize("snippet", [each for each in ALL if each.file], ids=str)
+def test_quoted_lines_stand_in_the_file(snippet: Snippet) -> None:
+    lines = [line.strip() for line in (ROOT / snippet.file).read_text().splitlines()]
+    for passage in passages(snippet.text):
+        assert any(passage)
+        starts = [n for n in range(len(lines)) if lines[n : n + len(passage)] == passage]
+        assert starts, f"{snippet.file} has no such lines after the ones before:\n" + "\n".join(passage)
+        lines = lines[starts[0] + len(passage) :]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_escapes_by_its_language(page: Path) -> None:
+    found = list(snippets(page))
+    assert {snippet.language for snippet in found} <= LANGUAGES, "a program is called python or sh"
+    assert len(re.findall(r"^\s*(```|~~~)", page.read_text(), re.MULTILINE)) == 2 * len(found)
 
 
 @pytest.mark.parametrize("snippet", [each for each in ALL if each.language == ""], ids=str)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
 from headgate import sdk
+from headgate.locks import Locks
+from headgate.sdk.locks import HttpLocks
+from headgate.sdk.relay import HttpRelay, StoreRelay
 
 PROGRAM = """
 from collections.abc import Sequence
@@ -156,6 +163,59 @@ def test_no_answer_is_unset() -> None:
         for field in msgspec.structs.fields(each):
             assert "UnsetType" not in str(field.type), f"{name}.{field.name}"
             assert field.default is not msgspec.UNSET, f"{name}.{field.name}"
+
+
+PARTS = (
+    sdk.Queue, sdk.Operators, sdk.Registry, sdk.Config, sdk.Relay, HttpRelay, StoreRelay, Locks, HttpLocks,
+    sdk.Quorum, sdk.ServiceDiscoveryClient, sdk.SyncLock, sdk.SyncElection,
+)  # fmt: skip
+
+BETWEEN_OURSELVES = {
+    "take": "a lock asks its source",
+    "grant": "a lock asks its source",
+    "thing": "the routes name a lock's keys",
+    "own": "the relay settles the permit that it holds itself",
+}
+"""Public methods that only other classes of ours call, by name and caller."""
+
+
+def own_classes(annotation: object) -> Iterator[type]:
+    """Give the classes of ours in an annotation."""
+    for each in (annotation, get_origin(annotation)):
+        if isinstance(each, type) and each.__module__.startswith("headgate."):
+            yield each
+    for argument in get_args(annotation):
+        yield from own_classes(argument)
+
+
+def given(kind: type) -> Iterator[tuple[str, object]]:
+    """Give the annotations of what one gets from an object: its fields, properties, and what its methods return."""
+    for name, annotation in get_type_hints(kind).items():
+        if not name.startswith("_"):
+            yield name, annotation
+    if issubclass(kind, Enum):
+        return
+    for name, member in inspect.getmembers_static(kind):
+        function: Any = getattr(member, "fget", None) or getattr(member, "func", None) or member
+        if name in {"__aenter__", "__enter__", "__aiter__", "__iter__"} or not name.startswith("_"):
+            function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
+            if inspect.isfunction(function) and name not in BETWEEN_OURSELVES:
+                yield name, get_type_hints(function).get("return")
+
+
+def test_whatever_a_call_gives_can_be_imported() -> None:
+    importable = {getattr(sdk, name) for name in dir(sdk)}
+    found: dict[type, str] = {}
+    waiting: list[type] = [*PARTS]
+    while waiting:
+        kind = waiting.pop()
+        for name, annotation in given(kind):
+            for each in own_classes(annotation):
+                if each not in found:
+                    found[each] = f"{each.__module__}.{each.__name__}, given by {kind.__name__}.{name}"
+                    waiting.append(each)
+    assert {sdk.Status, sdk.Offer, sdk.Instance, sdk.Value, sdk.Held, sdk.Limit, sdk.UpstreamView} <= set(found)
+    assert sorted(where for each, where in found.items() if each not in importable) == []
 
 
 @pytest.mark.parametrize("client", [sdk.Headgate, sdk.HeadgateSync])

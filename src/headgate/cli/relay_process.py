@@ -13,6 +13,7 @@ from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
 from headgate.cli.process import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
+from headgate.kit.settings import Configuration
 from headgate.relay.settings import RelaySettings
 
 SPARE_SECONDS = 2.0
@@ -47,12 +48,17 @@ async def relay(
         ops__port=("--ops-port", ops_port),
     )
     begin(configuration, "relay", leash=leash)
+    edge = relay_edge(configuration)
+    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False, leash=leash)
+    return 0
+
+
+def relay_edge(configuration: Configuration) -> GatewaySettings:
+    """Give the settings of a relay's listener: those of a gateway, with the port, workers and deadline of a relay."""
     settings = configuration[RelaySettings]
-    edge = msgspec.structs.replace(
+    return msgspec.structs.replace(
         configuration[GatewaySettings],
         port=settings.port,
         workers=settings.workers,
         stop_seconds=settings.drain_seconds + SPARE_SECONDS,
     )
-    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False, leash=leash)
-    return 0

@@ -106,7 +106,7 @@ async def up(
         if child.port is not None:
             refuse_taken(plan.host, child.port, "--port")
     async with Life() as life, local_store(configuration, life.end, share=False) as store_url:
-        environment = _environment(configuration, plan, store_url)
+        environment = children_environment(configuration, plan, store_url)
         running = [Running(child, environment, show) for child in family]
         urls = {child.name: child.url for child in family}
         whereabouts = Whereabouts(
@@ -192,7 +192,7 @@ def _plan(configuration: Configuration, *, demo: bool) -> Plan:
     )
 
 
-def _environment(configuration: Configuration, plan: Plan, store_url: str) -> dict[str, str]:
+def children_environment(configuration: Configuration, plan: Plan, store_url: str) -> dict[str, str]:
     """Make the environment of the children: ours, with what `up` decides in the place of what was said."""
     decided: dict[tuple[type[Settings], str], str] = {
         (StoreSettings, "url"): store_url,

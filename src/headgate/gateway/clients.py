@@ -55,10 +55,13 @@ class Clients:
         self._networks = [_network(text) for text in trusted_proxies]
         self._trusted = lru_cache(maxsize=4096)(self._is_trusted)
 
-    def address(self, client: tuple[str, int] | None, headers: Headers) -> tuple[str, bool]:
-        """Give the client's address, and whether it is one of our own proxies that asks for itself."""
+    def address(self, client: tuple[str, int] | None, headers: Headers, *, vouched: bool = False) -> tuple[str, bool]:
+        """Give the client's address, and whether it is one of our own proxies that asks for itself.
+
+        `vouched` says that whoever is connected has shown a service's token, and so is believed like a proxy of ours.
+        """
         peer = client[0] if client else ""
-        if not self._networks or not self._trusted(peer):
+        if not vouched and (not self._networks or not self._trusted(peer)):
             return peer, False
         hops: list[bytes] = []
         for name, value in headers:

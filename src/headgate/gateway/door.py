@@ -60,9 +60,14 @@ class Door:
         return caller, client
 
     def spend(self, exchange: Exchange, caller: Caller, limit: str) -> None:
-        """Count a request against a limit of its client's address that its route does not name; raises RateLimited."""
-        client, ours = self.client(exchange)
-        if caller is ANONYMOUS and not ours:
+        """Count a request against a limit of its client's address that its route does not name; raises RateLimited.
+
+        A caller with a token is counted too. A service that asks the gate for its visitors is believed whose address it
+        forwards; one that forwards none asks for itself and is not counted.
+        """
+        vouched = caller.may(Access.SERVICE)
+        client, ours = self._clients.address(exchange.client, exchange.target.head.pairs, vouched=vouched)
+        if not ours:
             self.limits[limit].take_address(client)
 
     def client(self, exchange: Exchange) -> tuple[str, bool]:

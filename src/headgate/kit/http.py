@@ -163,7 +163,10 @@ class Call:
         return None if value is None else value.decode("latin-1")
 
     def spend(self, limit: str) -> None:
-        """Count this request against a further class of limits of its client's address; raises RateLimited."""
+        """Count this request, with or without a token, against a further class of limits of its client's address.
+
+        With a service's token, that is the address that the service forwards. Raises RateLimited.
+        """
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """Await slow work and cancel it when the client leaves or the gateway stops."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         Instance,
         Override,
         OverrideChange,
+        Protection,
         Record,
         Registered,
         ServiceFull,
@@ -69,9 +70,12 @@ if TYPE_CHECKING:
         UnknownInstance,
     )
     from headgate.relay.model import (
+        Counter,
         JobState,
         JobView,
+        Kind,
         Limit,
+        Per,
         Response,
         Retry,
         Upstream,
@@ -92,7 +96,7 @@ if TYPE_CHECKING:
     )
     from headgate.sdk.client import Headgate
     from headgate.sdk.config import Config
-    from headgate.sdk.config_modes import Present
+    from headgate.sdk.config_modes import ConfigMarked, Present
     from headgate.sdk.discovery import ServiceDiscoveryClient
     from headgate.sdk.http import GatewayUnavailable
     from headgate.sdk.lifespan import registered
@@ -100,7 +104,7 @@ if TYPE_CHECKING:
     from headgate.sdk.queue import Queue
     from headgate.sdk.queues import Operators
     from headgate.sdk.registry import Registry
-    from headgate.sdk.registry_modes import Gone, Listed, Put
+    from headgate.sdk.registry_modes import Gone, Listed, Marked, Put
     from headgate.sdk.relay import HeldPermit, PermitTransport, Relay, RelayResponse
     from headgate.sdk.seats import Offer
     from headgate.sdk.sync import HeadgateSync
@@ -113,6 +117,7 @@ if TYPE_CHECKING:
         Eta,
         Reason,
         Redeemed,
+        RenewedSession,
         Seat,
         Servers,
         ServerView,
@@ -163,9 +168,11 @@ __all__ = [
     "CheckKind",
     "Closed",
     "Config",
+    "ConfigMarked",
     "ContentInvalid",
     "ContentType",
     "CostTooHigh",
+    "Counter",
     "DeadlineExceeded",
     "Draft",
     "Election",
@@ -193,6 +200,7 @@ __all__ = [
     "JobState",
     "JobUnknown",
     "JobView",
+    "Kind",
     "Leader",
     "Limit",
     "LineFull",
@@ -204,6 +212,7 @@ __all__ = [
     "LockLost",
     "LockState",
     "Malformed",
+    "Marked",
     "Minute",
     "NamespaceFull",
     "NotFound",
@@ -215,12 +224,14 @@ __all__ = [
     "OutcomeUnknown",
     "Override",
     "OverrideChange",
+    "Per",
     "PermitExpired",
     "PermitTransport",
     "Placement",
     "Policy",
     "PolicyChange",
     "Present",
+    "Protection",
     "Published",
     "Put",
     "Queue",
@@ -241,6 +252,7 @@ __all__ = [
     "Registry",
     "Relay",
     "RelayResponse",
+    "RenewedSession",
     "Response",
     "Retry",
     "RevocationsFull",
@@ -293,12 +305,12 @@ _HOMES = {
     "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
     "registry.api": "BatchAnswer",
-    "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
-    "relay.model": "JobState JobView Limit Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
+    "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Protection Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
+    "relay.model": "Counter JobState JobView Kind Limit Per Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
     "relay.problems": "CostTooHigh JobSending JobUnknown LineFull PermitExpired UpstreamFailed UpstreamTimeout UpstreamUnknown UserMissing",
     "sdk.client": "Headgate",
     "sdk.config": "Config",
-    "sdk.config_modes": "Present",
+    "sdk.config_modes": "ConfigMarked Present",
     "sdk.discovery": "ServiceDiscoveryClient",
     "sdk.http": "GatewayUnavailable",
     "sdk.lifespan": "registered",
@@ -306,14 +318,14 @@ _HOMES = {
     "sdk.queue": "Queue",
     "sdk.queues": "Operators",
     "sdk.registry": "Registry",
-    "sdk.registry_modes": "Gone Listed Put",
+    "sdk.registry_modes": "Gone Listed Marked Put",
     "sdk.relay": "HeldPermit PermitTransport Relay RelayResponse",
     "sdk.seats": "Offer",
     "sdk.sync": "HeadgateSync",
     "sdk.sync_locks": "SyncElection SyncHeld SyncLock",
     "sdk.views": "InstanceList",
     "store.errors": "ScriptFailed",
-    "waiting_room.model": "Board Entry Eta Reason Redeemed Seat ServerView Servers State Status User",
+    "waiting_room.model": "Board Entry Eta Reason Redeemed RenewedSession Seat ServerView Servers State Status User",
     "waiting_room.policy": "Auto Bypass FailMode Figures Placement Policy PolicyChange QueueView Seats Theme",
     "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown RevocationsFull SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
     "waiting_room.queues": "Audit AuditRecord History Minute",

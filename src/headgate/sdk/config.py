@@ -17,7 +17,7 @@ from headgate.config.model import ContentType, Draft, Published, UnknownKey, Upd
 from headgate.config.values import Config as StoreConfig
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.sdk.config_modes import Happening, HttpMode, Marked, Mode, Present, StoreMode
+from headgate.sdk.config_modes import ConfigMarked, Happening, HttpMode, Mode, Present, StoreMode
 from headgate.sdk.http import Http
 from headgate.sdk.live import Changed, Live
 from headgate.sdk.snapshot import Snapshots, directory_for
@@ -29,7 +29,18 @@ LONGEST_PAUSE: Final = 5.0
 log = get_logger()
 T = TypeVar("T")
 
-__all__ = ["Changed", "Config", "ContentType", "Draft", "Live", "Marked", "Present", "Published", "Update", "Value"]
+__all__ = [
+    "Changed",
+    "Config",
+    "ConfigMarked",
+    "ContentType",
+    "Draft",
+    "Live",
+    "Present",
+    "Published",
+    "Update",
+    "Value",
+]
 
 
 class Config:
@@ -157,7 +168,7 @@ class Config:
                             case Update():
                                 for value in happening.values:
                                     await self._take(namespace, value, happening.revision)
-                            case Marked():
+                            case ConfigMarked():
                                 position = happening.position
             except Closed:
                 return

@@ -28,13 +28,13 @@ class Present(msgspec.Struct, frozen=True):
     lost: bool
 
 
-class Marked(msgspec.Struct, frozen=True):
+class ConfigMarked(msgspec.Struct, frozen=True):
     """A position from which a watch can be resumed."""
 
     position: int
 
 
-Happening = Present | Update | Marked
+Happening = Present | Update | ConfigMarked
 
 
 class Mode(Protocol):
@@ -85,12 +85,12 @@ class StoreMode:
                     case Snapshot():
                         yield Present(step.items, step.revision, lost)
                         lost = False
-                        yield Marked(step.revision)
+                        yield ConfigMarked(step.revision)
                     case Update():
                         yield step
-                        yield Marked(step.revision)
+                        yield ConfigMarked(step.revision)
                     case Bookmark():
-                        yield Marked(step.revision)
+                        yield ConfigMarked(step.revision)
                     case Reset():
                         lost = True
                     case _:
@@ -155,14 +155,14 @@ class HttpMode:
                         if event.id == str(told.revision):  # the last of its publish
                             yield Update(told.revision, batch)
                             batch = []
-                            yield Marked(told.revision)
+                            yield ConfigMarked(told.revision)
                     case "compacted" | "reset":
                         gathering, lost = [], event.event == "reset"
                     case "bookmark":
                         if gathering is not None:
                             yield Present(gathering, int(event.id), lost)
                             gathering, lost = None, False
-                        yield Marked(int(event.id))
+                        yield ConfigMarked(int(event.id))
 
 
 def _path(namespace: str, key: str | None = None) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from headgate.kit.cookies import no_cookies
 from headgate.kit.http import Asgi, Message, Receive, Scope, Send
 from headgate.kit.ids import sent_secret
 from headgate.kit.logs import get_logger
@@ -152,7 +153,10 @@ class Gate:
     def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:
             self._client = httpx2.AsyncClient(
-                base_url=self._gateway, timeout=TIMEOUT_SECONDS, limits=httpx2.Limits(max_connections=None)
+                base_url=self._gateway,
+                cookies=no_cookies(),  # it asks for every visitor of the site
+                timeout=TIMEOUT_SECONDS,
+                limits=httpx2.Limits(max_connections=None),
             )
         return self._client
 

@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 
 from headgate.kit import traces
+from headgate.kit.cookies import no_cookies
 from headgate.kit.fork import forks
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import Closed, Forked, HeadgateError, InvalidRequest, StoreUnavailable, from_document
@@ -48,6 +49,7 @@ class Http:
         self._client = httpx2.AsyncClient(
             base_url=self.url,
             headers={"X-API-Token": token} if token else {},
+            cookies=no_cookies(),  # requests of many users are relayed, and their upstreams set cookies
             timeout=httpx2.Timeout(timeout_seconds),
             limits=httpx2.Limits(max_connections=None),
             follow_redirects=False,
