@@ -191,7 +191,7 @@ async def test_no_watcher_sees_an_empty_list_after_a_flush(hg: Headgate, beside:
     assert len(await hg.registry.discover("game", "kr-1")) == 3
 
     async def settled() -> bool:
-        return [each.instance_id for each in await hg.registry.cached("game", "kr-1")] == ["i0"]
+        return [each.instance_id for each in await hg.registry.discover("game", "kr-1")] == ["i0"]
 
     await eventually(settled, 8)
 

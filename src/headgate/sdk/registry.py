@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
@@ -357,9 +356,7 @@ class Registry:
             self._views[key].stale = True
 
     async def _keep_following(self, type_: str, group: str | None, view: View) -> None:
-        keeping = asyncio.get_running_loop().create_task(
-            view.keep(partial(self._mode.discover, type_, group, None, (), False))
-        )
+        keeping = asyncio.get_running_loop().create_task(view.keep())
         pause = FIRST_PAUSE
         try:
             while True:

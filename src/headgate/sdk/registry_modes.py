@@ -71,12 +71,13 @@ class Gone(msgspec.Struct, frozen=True):
 class Marked(msgspec.Struct, frozen=True):
     """A position from which a watch can be resumed; `groups` are all there are, where the whole state ends here.
 
-    `epoch` is that of the group that is watched, where it is one.
+    `epoch` is that of the group that is watched, where it is one. `current` says that all that happened so far has been told.
     """
 
     position: str
     groups: frozenset[str] | None = None
     epoch: str | None = None
+    current: bool = False
 
 
 Happening = Listed | Put | Gone | Marked
@@ -211,8 +212,9 @@ class StoreMode:
                 if found.cursor is not None:
                     whole, groups = groups, None
                     lost.discard("")
-                    epoch = found.notice.epoch if isinstance(found.notice, Bookmark) else None
-                    yield Marked(str(found.cursor), None if whole is None else frozenset(whole), epoch)
+                    mark = found.notice if isinstance(found.notice, Bookmark) else None
+                    told = None if whole is None else frozenset(whole)
+                    yield Marked(str(found.cursor), told, mark.epoch if mark else None, current=mark is not None)
 
     async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[Found, None]:
         thing = self._registry.service(self._namespace, type_, group)
@@ -351,7 +353,7 @@ class HttpMode:
                     lost.discard("")
                     epoch = mark.epoch
                 if event.id:
-                    yield Marked(event.id, groups, epoch)
+                    yield Marked(event.id, groups, epoch, current=event.event == "bookmark")
 
     def _query(
         self, **values: str | float | bool | list[str] | None

@@ -1,18 +1,16 @@
 """What a client knows of a service: fed by a watch and by every discovery, kept on disk, and never emptied by a loss.
 
 When the store's history may have been lost, instances that the new state does not show are kept as suspects for one lease:
-whoever lives has registered again by then. A suspect is dropped by an answer of after that time which does not show it, not
-by the time alone: the watch may have been cut off meanwhile. A loss shows in the epoch, which every state and every bookmark
-names: a position alone may fall into the new history by chance, when the store's clock was set back before the loss.
+whoever lives has registered again by then. A suspect is dropped by the first bookmark or answer after that time, not by the
+time alone: the watch may have been cut off meanwhile. A loss shows in the epoch, which every state and every bookmark names:
+a position alone may fall into the new history by chance, when the store's clock was set back before the loss.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Set
 from contextlib import suppress
-from math import inf
 from time import monotonic
 from typing import Final
 
@@ -133,6 +131,8 @@ class View:
                 self.position = happening.position
                 self.known, self.stale, self.refusal = True, False, None
                 self.heard.set()
+                if happening.current:
+                    self._drop_suspects()
                 return True
         self._dirty.set()
         return True
@@ -181,18 +181,10 @@ class View:
         for made in listening:
             await made.stop()
 
-    async def keep(self, ask: Callable[[], Awaitable[Listing]]) -> None:
-        """Write the snapshot after changes, and ask again for suspects whose time is over."""
+    async def keep(self) -> None:
+        """Write the snapshot after changes."""
         while True:
-            timeout = WRITE_SECONDS * random.uniform(0.5, 1.5) if self._suspects else None
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._dirty.wait()
-            except TimeoutError:
-                if min(self._suspects.values(), default=inf) <= monotonic():
-                    with suppress(HeadgateError):  # nobody answers: they stay until somebody does
-                        self.discovered(await ask())
-                continue
+            await self._dirty.wait()
             self._dirty.clear()
             await self.save()
             await asyncio.sleep(WRITE_SECONDS)
@@ -251,6 +243,12 @@ class View:
         instance = self._instances.pop(key, None)
         if instance is not None:
             self._tell(Change("removed", instance, revision, reason))
+
+    def _drop_suspects(self) -> None:
+        now = monotonic()
+        for key in [key for key, until in self._suspects.items() if until <= now]:
+            self._remove(key, self.revision, "expired")
+            self._dirty.set()
 
     def _tell(self, change: Change) -> None:
         for made in tuple(self.listening):

@@ -19,7 +19,7 @@ from valkey.exceptions import ValkeyError
 from tests.faults.robustness.history import History
 from tests.faults.robustness.plan import Fault, Step
 from tests.faults.robustness.system import System
-from tests.topology import Node
+from tests.topology import Node, eventually
 
 R = TypeVar("R")
 
@@ -99,7 +99,7 @@ async def _hit_store(system: System, step: Step) -> None:
         case Fault.CUT:
             await _everywhere(system, lambda node: node.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
         case Fault.FLUSH:
-            await _everywhere(system, lambda node: node.command("FLUSHALL"))
+            await eventually(lambda: _flushed(system), 60, "all data is flushed", every=0.5)
         case Fault.CLOCK_STEP:
             assert system.clock is not None
             await _in_thread(system.clock.step, primary, step.seconds)
@@ -155,6 +155,15 @@ async def _everywhere(system: System, act: Callable[[Node], object]) -> None:
             act(node)
 
     await _in_thread(run)
+
+
+async def _flushed(system: System) -> bool:
+    """Flush everything; False if a primary without its replicas takes no writes just now."""
+    try:
+        await _everywhere(system, lambda node: node.command("FLUSHALL"))
+    except ValkeyError:
+        return False
+    return True
 
 
 async def _in_thread(work: Callable[..., R], *arguments: object) -> R:
