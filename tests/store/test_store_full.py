@@ -81,7 +81,8 @@ async def test_people_go_on_and_leave_and_nobody_new_comes(server: Topology, sto
         with pytest.raises(StoreFull):
             await world.enter("inside")  # it is over, so this is a new place
         await world.live(1)
-        await world.redeem(await world.ticket("called"), "x4", "s1")
+        seq = await world.redeem(await world.ticket("called"), "x4", "s1")
+        await world.beat("s1", 3, sessions=["x3", "x4"], as_of=seq)
         for _ in range(6):
             await world.live(1)
             await world.beat("s1", 3)
