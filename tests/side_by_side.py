@@ -4,18 +4,21 @@ Any test may run in any worker, except that tests which share a fixture of their
 kind of store that takes six servers: two workers have such a store, and the others need not. A test marked
 `alone` measures how fast or how many: while it runs, no other does. One marked `quiet` measures too, but mostly waits: it
 runs beside others of its kind. So there are two crowds, of which one at a time is let in, through a turnstile
-where everybody waits in turn.
+where everybody waits in turn. While the quiet ones are inside, more of them are let in first: otherwise the crowds would
+alternate, and most workers would wait most of the time.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import IO
 from zlib import crc32
 
 import pytest
@@ -25,6 +28,9 @@ from tests.kinds import MANY_SERVERS, shared_kind
 
 # Tests wait for processes, leases and clocks three times as long as they compute.
 WORKERS_PER_CORE = 4
+
+# For so long nobody quiet has been inside before the others are let in: the next quiet test of a worker begins by then.
+PAUSE_SECONDS = 0.5
 
 # Files that stay together take longest; they begin in this part of the run, so that the last minute is not one worker's.
 EARLY = 0.6
@@ -76,17 +82,44 @@ def room(item: pytest.Item) -> Iterator[None]:
         turnstile, quiet, busy = (
             files.enter_context((directory / name).open("w")) for name in ("turnstile", "quiet", "busy")
         )
-        fcntl.flock(turnstile, fcntl.LOCK_EX)
         if _alone(item):
+            fcntl.flock(turnstile, fcntl.LOCK_EX)
             fcntl.flock(quiet, fcntl.LOCK_EX)
             fcntl.flock(busy, fcntl.LOCK_EX)
-        else:
-            ours, theirs = (quiet, busy) if _quiet(item) else (busy, quiet)
-            fcntl.flock(theirs, fcntl.LOCK_EX)  # until the last of the others has left
-            fcntl.flock(ours, fcntl.LOCK_SH)
-            fcntl.flock(theirs, fcntl.LOCK_UN)
+        elif _quiet(item):
+            fcntl.flock(turnstile, fcntl.LOCK_EX)
+            fcntl.flock(busy, fcntl.LOCK_EX)  # until the last of the others has left
+            fcntl.flock(quiet, fcntl.LOCK_SH)
+            fcntl.flock(busy, fcntl.LOCK_UN)
             fcntl.flock(turnstile, fcntl.LOCK_UN)
+        else:
+            _let_the_quiet_go_first(turnstile, quiet, busy)
         yield
+
+
+def _let_the_quiet_go_first(turnstile: IO[str], quiet: IO[str], busy: IO[str]) -> None:
+    """Enter the busy crowd; if somebody quiet was inside, only when nobody has been for a moment."""
+    was_empty = True
+    while True:
+        fcntl.flock(turnstile, fcntl.LOCK_EX)
+        empty = _empty(quiet)
+        if empty and was_empty:
+            fcntl.flock(busy, fcntl.LOCK_SH)
+        fcntl.flock(turnstile, fcntl.LOCK_UN)
+        if empty and was_empty:
+            return
+        was_empty = empty
+        time.sleep(PAUSE_SECONDS)
+
+
+def _empty(crowd: IO[str]) -> bool:
+    """Tell whether nobody is inside."""
+    try:
+        fcntl.flock(crowd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(crowd, fcntl.LOCK_UN)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
