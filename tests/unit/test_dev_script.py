@@ -55,7 +55,8 @@ def run_ci(directory: Path, newest: str) -> tuple[str, list[str]]:
     script = directory / ".ci" / "run"
     script.parent.mkdir()
     script.write_text((ROOT / ".ci" / "run").read_text())
-    ended = subprocess.run(["sh", script], capture_output=True, text=True, timeout=60, check=True)
+    environment = {"PATH": os.environ["PATH"]}  # without the PYTHON that these tests may run with
+    ended = subprocess.run(["sh", script], capture_output=True, text=True, env=environment, timeout=60, check=True)
     return ended.stdout, (directory / "calls").read_text().splitlines()
 
 
