@@ -74,8 +74,12 @@ class SampleProcess:
         return msgspec.structs.replace(self._store, url=url) if url else self._store
 
     def figures(self) -> dict[str, float]:
-        """Read the metrics at the operations port."""
-        lines = httpx2.get(f"{self.ops_url}/metrics").text.splitlines()
+        """Read the metrics at the operations port; on a machine that stood still for five seconds, it hangs up once."""
+        try:
+            answer = httpx2.get(f"{self.ops_url}/metrics", timeout=10)
+        except httpx2.RemoteProtocolError:
+            answer = httpx2.get(f"{self.ops_url}/metrics", timeout=10)
+        lines = answer.text.splitlines()
         parts = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in parts}
 
