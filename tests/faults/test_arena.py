@@ -81,18 +81,12 @@ async def test_a_ticket_whose_redeem_got_no_answer_still_lets_its_owner_in_once(
                 pass
             await world.status_until(muzi.user_id, State.FINISHED)
             proxy.drop_replies()
-            with pytest.raises(InvalidStatus) as refused:
-                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
-                    pass
-            assert refused.value.response.status_code == 503
+            assert await _refusal(arena.url, ryan.ticket_id) == 503
             assert await sessions(world, arena.url) == 1  # it was spent, and nobody knows
             proxy.heal()
             await eventually(lambda: _enters(arena.url, str(ryan.ticket_id)), 10, "its owner gets in")
             await world.status_until(ryan.user_id, State.FINISHED)
-            with pytest.raises(InvalidStatus) as refused:
-                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
-                    pass
-            assert refused.value.response.status_code == 403
+            assert await _refusal(arena.url, ryan.ticket_id) == 403
 
 
 async def test_a_redeem_that_got_no_answer_gives_the_ticket_back(
@@ -111,10 +105,7 @@ async def test_a_redeem_that_got_no_answer_gives_the_ticket_back(
             async with visiting(arena.url, str(muzi.ticket_id)):  # now the store knows the script
                 pass
             proxy.drop_replies()
-            with pytest.raises(InvalidStatus) as refused:
-                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
-                    pass
-            assert refused.value.response.status_code == 503
+            assert await _refusal(arena.url, ryan.ticket_id) == 503
             spent = await world.room.status("default", "main", ryan.user_id, trusted=True)
             assert spent.status is State.ACTIVE, "the redeem did happen"
             proxy.heal()
@@ -129,10 +120,7 @@ async def test_a_redeem_that_got_no_answer_gives_the_ticket_back(
             assert seen <= {State.ACTIVE, State.PROMOTED}
             async with visiting(arena.url, str(ryan.ticket_id)) as guest:
                 assert await guest.count() == 1
-            with pytest.raises(InvalidStatus) as refused:
-                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
-                    pass
-            assert refused.value.response.status_code == 403
+            assert await _refusal(arena.url, ryan.ticket_id) == 403
 
 
 async def test_who_got_no_answer_from_an_arena_that_died_is_called_to_another(
@@ -151,10 +139,7 @@ async def test_who_got_no_answer_from_an_arena_that_died_is_called_to_another(
             async with visiting(arena.url, str(muzi.ticket_id)):  # now the store knows the script
                 pass
             proxy.drop_replies()
-            with pytest.raises(InvalidStatus) as refused:
-                async with connect(f"{arena.url}?ticketId={ryan.ticket_id}"):
-                    pass
-            assert refused.value.response.status_code == 503
+            assert await _refusal(arena.url, ryan.ticket_id) == 503
             arena.process.kill()
             proxy.heal()
         seen: list[State] = []
@@ -169,6 +154,14 @@ async def test_who_got_no_answer_from_an_arena_that_died_is_called_to_another(
             called = await world.status_until(ryan.user_id, State.PROMOTED)
             assert called.ticket_id != ryan.ticket_id
             assert await _enters(another.url, str(called.ticket_id))
+
+
+async def _refusal(url: str, ticket_id: str | None) -> int:
+    """Give the status with which a handshake with this ticket is refused."""
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(f"{url}?ticketId={ticket_id}"):
+            pass
+    return refused.value.response.status_code
 
 
 async def _enters(url: str, ticket_id: str) -> bool:

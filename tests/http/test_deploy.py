@@ -158,7 +158,7 @@ def known(fleet: dict[str, Process]) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def shared(fleet: dict[str, Process], known: dict[str, set[str]]) -> set[str]:
-    """What gateways and workers both read in the store: the same number from each, and not a part of it."""
+    """Gateways and workers read these figures in the store, so each exposes the whole number; a sum would count it twice."""
     gateway, worker = fleet["gateway"], fleet["worker"]
     read = "headgate_queue_waiting"
     wait_until(lambda: read in gateway.queue_figures() & worker.queue_figures(), 20, "both have read the store")

@@ -1,4 +1,4 @@
-"""What a process opens it closes: it leaves no place in a line, no listener and no open part behind."""
+"""A process closes every part that it opened: no place in a line, no listener and no open connection is left."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ async def test_groups_that_the_whole_state_does_not_name_are_suspects_and_then_g
 
 
 async def test_a_suspect_outlives_its_lease_until_a_bookmark_comes(store: Store) -> None:
-    """Who is cut off after a loss of data cannot hear that an instance has registered again."""
+    """A watcher that is cut off after a loss of data cannot hear that an instance has registered again."""
     registry = Registry(store)
     await register(registry, "g", "a", ttl_seconds=1)
     await register(registry, "g", "b", ttl_seconds=1)

@@ -83,7 +83,7 @@ async def test_a_job_that_cannot_be_written_fails_and_harms_no_other(relay: Rela
 async def test_a_job_that_was_accepted_is_told_so_although_the_store_falls_silent_then(
     relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever took it for a refusal would submit it again, and it would be sent twice."""
+    """A client that took this answer for a refusal would submit the job again, and it would be sent twice."""
     await relay.upstreams.put("a", window(10, 0.5))
     said: list[Message] = []
 

@@ -42,7 +42,7 @@ class Flight(NamedTuple):
 
 
 class Model:
-    """What uses the limit: units in flight until when at the latest, answers that still stream, and moments of answers."""
+    """The model of one limit: units in flight with the end of their lease, answers that still stream, and times of answers."""
 
     def __init__(self) -> None:
         self.limit = WINDOW

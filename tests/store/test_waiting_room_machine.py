@@ -110,7 +110,7 @@ class Model:
         self.confirmed[server] = max(self.confirmed.get(server, 0), as_of)
 
     def check_cleared(self, before: Snapshot, after: Snapshot) -> None:
-        """Who sat on a server that is gone has finished; who it never confirmed is called again, or waits at the old place."""
+        """Check users of a removed server: confirmed sessions have finished, the others are called again or wait at their place."""
         cleared = before.leases - after.leases
         for user, person in before.people.items():
             if person.state != "A" or person.server not in cleared:

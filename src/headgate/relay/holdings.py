@@ -39,7 +39,7 @@ class Held:
 
 
 class Holdings:
-    """What is held of one upstream, by user and in the order of the users' lines."""
+    """Counts the jobs of one upstream that this runner holds, by user and in the order of each user's line."""
 
     def __init__(self, most: int) -> None:
         self._most = most

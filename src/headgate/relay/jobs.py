@@ -56,8 +56,8 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Next(msgspec.Struct, frozen=True):
-    """Those of a user's next jobs that one runner holds; how long the first of all must wait at least, and how many that
-    nobody holds could go soon."""
+    """The reply of `job_next`: ids of the user's jobs that this runner holds, the shortest wait of the user's first job in
+    ms, and how many jobs that no runner holds could be sent soon."""
 
     ids: list[str]
     wait_ms: int
