@@ -166,3 +166,61 @@ async def test_a_sweep_that_was_on_its_way_in_a_freeze_takes_nobody_out(fresh_se
         server.primaries()[0].resume()
         await asyncio.wait([sweep])
         assert await names(registry) == ALL
+
+
+def take_writes(server: Topology, taken: bool) -> None:
+    """Let primaries refuse writes for want of replicas, as after a failover; reads and pings are answered."""
+    for node in server.primaries():
+        node.command("CONFIG", "SET", "min-replicas-to-write", 0 if taken else 3)
+
+
+async def test_a_store_that_answers_and_refuses_writes_leaves_everybody_one_lease(fresh_server: Start) -> None:
+    server = fresh_server()
+    async with registries(server, 2) as (registry, worker):
+        thing = registry.service(NS, "game", "g")
+        await register(registry)
+        await Sweeper(worker).sweep(thing)
+        await freeze(server, LEASE + 2)
+        await beat(registry, "a")  # notices the return, and no worker has visited when the second outage begins
+        take_writes(server, False)
+        refusing = Stopwatch()
+        while refusing.wall < LEASE + 3:
+            attempts = (beat(registry, "a"), Sweeper(worker).sweep(thing), names(registry))
+            *refused, read = await asyncio.gather(*attempts, return_exceptions=True)
+            assert all(isinstance(each, StoreUnavailable) for each in refused)
+            assert read == ALL or isinstance(read, StoreUnavailable), f"{refusing.wall:.1f} s after the first refusal"
+        take_writes(server, True)
+        back = Stopwatch()
+        assert (await Sweeper(worker).sweep(thing)).removed == []
+        assert await names(registry) == ALL
+        await beat(registry, "a")
+        while back.wall < LEASE - 2:
+            assert (await Sweeper(worker).sweep(thing)).removed == []
+            assert await names(registry) == ALL, f"{back.wall:.1f} s after writes are taken"
+            await asyncio.sleep(0.1)
+        await eventually(lambda: only_a(registry), 2 * LEASE)
+
+
+async def only_a(registry: Registry) -> bool:
+    await beat(registry, "a")
+    return await names(registry) == ["a"]
+
+
+@pytest.mark.topology("standalone")
+async def test_a_store_that_was_frozen_and_then_refuses_writes_was_away_once(fresh_server: Start) -> None:
+    server = fresh_server()
+    async with registries(server, 1) as (registry,):
+        await register(registry, 3)
+        take_writes(server, False)
+        for node in server.nodes:
+            node.pause()
+        await asyncio.sleep(4)
+        for node in server.nodes:
+            node.resume()
+        refusing = Stopwatch()
+        while refusing.wall < 2:
+            with pytest.raises(StoreUnavailable):
+                await beat(registry, "a")
+        take_writes(server, True)
+        await beat(registry, "a")
+        assert await names(registry) == ALL

@@ -207,6 +207,19 @@ async def test_a_readiness_check_that_fails_is_not_ready() -> None:
         assert "secret words" not in refused.text
 
 
+async def test_an_answer_that_takes_too_long_is_503_with_a_sentence() -> None:
+    async def ready() -> str | None:
+        await asyncio.sleep(60)
+        return None
+
+    async with (
+        serve_operations(0, ready) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        late = await client.get("/readyz")
+        assert (late.status_code, late.text) == (503, "no answer within 5 s\n")
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [

@@ -51,8 +51,9 @@ async def serve_operations(
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 head = await _head(reader)
-                method, path = _first_line(head) if isinstance(head, bytes) else (b"GET", b"")
-                reply = await _answer(method, path, ready, notice) if isinstance(head, bytes) else head
+            method, path = _first_line(head) if isinstance(head, bytes) else (b"GET", b"")
+            reply = await _answer_in_time(method, path, ready, notice) if isinstance(head, bytes) else head
+            async with asyncio.timeout(_PATIENCE_SECONDS):
                 writer.write(_rendered(*reply, with_body=method != b"HEAD"))
                 await writer.drain()
 
@@ -100,6 +101,14 @@ def _first_line(head: bytes) -> tuple[bytes, bytes]:
     if len(words) != 3 or not words[0] or not words[2].startswith(b"HTTP/1."):
         return b"GET", b""
     return words[0], words[1].partition(b"?")[0]
+
+
+async def _answer_in_time(method: bytes, path: bytes, ready: Ready, notice: Notice | None) -> Reply:
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            return await _answer(method, path, ready, notice)
+    except TimeoutError:
+        return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"no answer within {_PATIENCE_SECONDS:g} s\n".encode()
 
 
 async def _answer(method: bytes, path: bytes, ready: Ready, notice: Notice | None) -> Reply:

@@ -14,6 +14,8 @@ LATER: Final = frozenset(
 # The server did not run the call and another node must be asked.
 ELSEWHERE: Final = frozenset({"READONLY"})
 DENIED: Final = frozenset({"NOPERM", "DENIED"})
+# The server did not run the call, for any reason that it gives itself.
+NOT_RUN: Final = LATER | ELSEWHERE | DENIED | {"ASK", "MOVED", "NOSCRIPT", "NOAUTH", "OOM", "MISCONF"}
 
 
 class ScriptFailed(HeadgateError):

@@ -30,8 +30,13 @@ PROBE_SECONDS: Final = 0.5
 UNANSWERED_SECONDS: Final = 0.25
 OUTAGE_SECONDS: Final = 1.0
 OUTAGE_TOLD_MS: Final = 3_600_000
+SAME_OUTAGE_SECONDS: Final = 2.0
 STEP_MS: Final = 5000
 LARGE: Final = 1024
+# A node that answers with one of these takes no write from anybody.
+TAKES_NO_WRITES: Final = frozenset(
+    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "NOREPLICASTOWRITE"}
+)
 
 
 class ServerError(Exception):
@@ -61,9 +66,10 @@ class LinkTimeout(LinkLost):
 
 
 class NodeClock:
-    """Predicts a node's clock from our own monotonic clock; remembers when it last stepped forward and back, and when the
-    node last left requests unanswered.
+    """Predicts a node's clock from our own monotonic clock; remembers when it last stepped forward and back, and its last outage.
 
+    An outage is a time in which the node left requests unanswered or took no writes. Until a write of ours has been taken, a
+    second one that follows at once is part of it: a node that comes back without its replicas answers and refuses.
     A step forward that is undone by less than it was is still one, and its moment is told in the terms of the clock as it is now.
     """
 
@@ -73,7 +79,11 @@ class NodeClock:
         "_monotonic",
         "_outage",
         "_outage_ended_ms",
+        "_refused_from",
+        "_refused_until",
         "_unanswered_from",
+        "_unwritten_from",
+        "_unwritten_until",
         "step_ms",
         "turned_ms",
         "unanswered_until",
@@ -89,6 +99,10 @@ class NodeClock:
         self._outage_ended_ms = 0
         self._unanswered_from: float | None = None
         self.unanswered_until = 0.0
+        self._refused_from: float | None = None
+        self._refused_until = 0.0
+        self._unwritten_from: float | None = None  # the last outage, if no write of ours was taken since
+        self._unwritten_until = 0.0
 
     @property
     def known(self) -> bool:
@@ -120,10 +134,9 @@ class NodeClock:
     def unanswered(self, since: float, now: float) -> None:
         """Note that the node has not answered a request from `since` to `now`; it goes on until `answered`."""
         if self._unanswered_from is None:
-            self._unanswered_from = since
+            self._unanswered_from = self._began(since)
         self.unanswered_until = now
-        if self._base_ms and now - self._unanswered_from >= OUTAGE_SECONDS:
-            self.note_outage(self.expect(self._unanswered_from), self.expect(now))
+        self._consider(self._unanswered_from, now)
 
     def answered(self) -> None:
         """Note that the node answers."""
@@ -135,8 +148,40 @@ class NodeClock:
             self.unanswered(self._unanswered_from, now)
         self.answered()
 
+    def refused(self, now: float) -> None:
+        """Note that the node took no write; it goes on until one is taken."""
+        if self._refused_from is None:
+            self._refused_from = self._began(now)
+        self._refused_until = now
+        self._consider(self._refused_from, now)
+
+    @property
+    def doubted(self) -> bool:
+        """Tell whether no write of ours was taken since an outage or a refusal."""
+        return self._refused_from is not None or self._unwritten_from is not None
+
+    def writing(self, now: float) -> None:
+        """Note that a write is tried again: until now none was taken, as far as we have tried lately."""
+        if self._refused_from is not None and now - self._refused_until < SAME_OUTAGE_SECONDS:
+            self._consider(self._refused_from, now)
+
+    def taken(self) -> None:
+        """Note that the node took a write."""
+        self._refused_from = self._unwritten_from = None
+
+    def _began(self, since: float) -> float:
+        if self._unwritten_from is not None and since - self._unwritten_until < SAME_OUTAGE_SECONDS:
+            return self._unwritten_from
+        return since
+
+    def _consider(self, since: float, until: float) -> None:
+        """Keep a time without answers or writes that is long enough to be an outage."""
+        if self._base_ms and until - since >= OUTAGE_SECONDS:
+            self.note_outage(self.expect(since), self.expect(until))
+            self._unwritten_from, self._unwritten_until = since, until
+
     def note_outage(self, from_ms: int, until_ms: int) -> None:
-        """Have scripts told that the node left requests unanswered between two moments of its own clock."""
+        """Have scripts told that the node was away between two moments of its own clock."""
         self._outage, self._outage_ended_ms = f" {from_ms} {until_ms}", until_ms
 
 
@@ -273,6 +318,8 @@ class Link(asyncio.Protocol):
                     continue
                 awaited, _ = pending.popleft()
                 if isinstance(reply, ServerError):
+                    if reply.code in TAKES_NO_WRITES:
+                        self.clock.refused(self._heard)
                     awaited.fail(reply)
                 else:
                     awaited.answer(reply)

@@ -21,11 +21,11 @@ from headgate.store import metrics
 from headgate.store.address import Address, Endpoint, parse_address
 from headgate.store.awaited import Awaited
 from headgate.store.errands import Errands
-from headgate.store.errors import ELSEWHERE, LATER, as_problem
+from headgate.store.errors import ELSEWHERE, LATER, NOT_RUN, as_problem
 from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
 from headgate.store.hints import Hints
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, Link, LinkLost, LinkTimeout, Reply, ServerError
+from headgate.store.link import Arg, Link, LinkLost, LinkTimeout, NodeClock, Reply, ServerError
 from headgate.store.route import ROUTES, Route
 from headgate.store.script import Script, sha_of
 from headgate.store.settings import StoreSettings
@@ -161,7 +161,7 @@ class Store:
         The first call does not wait to be told that the script is missing: by then, a later call might have overtaken it.
         """
         script.check_arguments(len(args))
-        context = script.header.context
+        context, reads = script.header.context, script.header.reads
         keys = script.keys(thing, names)
         sha, source = self._source(script)
         refused: list[ServerError] = []
@@ -175,10 +175,16 @@ class Store:
                 loading.add_done_callback(lambda done: _note_refusal(done, refused))
             if asking:
                 _let_go(link.send(("ASKING",), limit))
+            if link.clock.doubted and not reads:
+                link.clock.writing(link.time())
             if context:
                 ahead_ms = self._advance_ms if self._stands_at_ms is None else self._stands_at_ms - link.expected_ms()
-                return link.send(("EVALSHA", sha, len(keys), *keys, link.context(ahead_ms), *args), limit)
-            return link.send(("EVALSHA", sha, len(keys), *keys, *args), limit)
+                reply = link.send(("EVALSHA", sha, len(keys), *keys, link.context(ahead_ms), *args), limit)
+            else:
+                reply = link.send(("EVALSHA", sha, len(keys), *keys, *args), limit)
+            if link.clock.doubted and not reads:
+                reply.add_done_callback(lambda done: _note_taken(done, link.clock))
+            return reply
 
         return send
 
@@ -444,6 +450,13 @@ def _note_refusal(done: asyncio.Future[Reply], refused: list[ServerError]) -> No
     error = None if done.cancelled() else done.exception()
     if isinstance(error, ServerError) and error.code not in LATER:
         refused.append(error)
+
+
+def _note_taken(done: asyncio.Future[Reply], clock: NodeClock) -> None:
+    """Tell a node's clock that a script that writes was run there, whatever it answered."""
+    error = None if done.cancelled() else done.exception()
+    if not done.cancelled() and (error is None or (isinstance(error, ServerError) and error.code not in NOT_RUN)):
+        clock.taken()
 
 
 def _let_go(future: asyncio.Future[Reply]) -> None:

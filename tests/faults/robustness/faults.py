@@ -38,18 +38,29 @@ class Target(Protocol):
     def signal(self, number: signal.Signals) -> None: ...
 
 
-async def carry_out(system: System, targets: Mapping[str, Target], history: History, plan: list[Step]) -> None:
-    """Begin every fault at its time; those that hit the same process, or the store, follow each other."""
+async def carry_out(
+    system: System, targets: Mapping[str, Target], history: History, plan: list[Step], seconds: float
+) -> None:
+    """Begin every fault at its time; those that hit the same process, or the store, follow each other.
+
+    Slow failovers keep the store's faults from their times: those that would begin after the end are left out.
+    """
+    end = history.started + seconds
     busy: dict[str, asyncio.Lock] = {}
     async with asyncio.TaskGroup() as running:
         for step in plan:
             await asyncio.sleep(max(0.0, history.started + step.at - time.monotonic()))
             alone = busy.setdefault(step.target, asyncio.Lock())
-            running.create_task(_strike(system, targets.get(step.target), history, step, alone))
+            running.create_task(_strike(system, targets.get(step.target), history, step, alone, end))
 
 
-async def _strike(system: System, target: Target | None, history: History, step: Step, alone: asyncio.Lock) -> None:
+async def _strike(
+    system: System, target: Target | None, history: History, step: Step, alone: asyncio.Lock, end: float
+) -> None:
     async with alone:
+        if time.monotonic() > end:
+            history.add("fault left out", step.target or "store", fault=str(step.fault), seconds=step.seconds)
+            return
         began = time.monotonic()
         history.add("fault begins", step.target or "store", fault=str(step.fault), seconds=step.seconds)
         if target is not None:

@@ -101,7 +101,7 @@ class Run:
             targets: dict[str, Target] = {**system.processes, **locks}
             standalone = system.kind == "standalone"
             plan = draw(self._seed, self._seconds, [*targets], proxied=standalone, clock=standalone)
-            await carry_out(system, targets, history, plan)
+            await carry_out(system, targets, history, plan, self._seconds)
             await asyncio.sleep(max(0.0, history.started + self._seconds - time.monotonic()))
             self._stop.set()
             await players
@@ -151,7 +151,7 @@ class Run:
         """Keep so many people coming until the run is over; then wait until everybody is done."""
         there: dict[asyncio.Task[None], str] = {}
         number = 0
-        limit = self.history.started + self._seconds + SETTLE_SECONDS
+        limit = float("inf")
         while there or not self._stop.is_set():
             while not self._stop.is_set() and len(there) < PLAYERS_AT_ONCE:
                 number += 1
@@ -161,6 +161,8 @@ class Run:
             for task in done:
                 task.result()
                 del there[task]
+            if self._stop.is_set():
+                limit = min(limit, time.monotonic() + SETTLE_SECONDS)
             if time.monotonic() > limit:
                 self._unfinished = list(there.values())
                 for task in there:

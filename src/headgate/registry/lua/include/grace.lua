@@ -1,13 +1,13 @@
 --- After an outage everybody has one lease of their own, counted from the return.
 ---
---- The return is noticed by whoever comes first: by a new replication id or a clock that stepped, because the caller had no
---- answer from the store for SHORTEST_OUTAGE_MS or more, or because no worker has looked for AWAY_MS (then nobody could beat,
---- as far as we know; once for each such absence). A pass over the service, in bounded steps, then moves each deadline to one
---- lease after the return; until it is complete nobody is dead. The deadline that the last heartbeat gave is kept in
---- `extended` until the next one. Who was seen dead before stays so: `hidden` is the last time that somebody looked and took
---- whoever was late for dead.
+--- The return is noticed by whoever comes first: by a new replication id or a clock that stepped, because the store gave the
+--- caller no answer or took no writes for SHORTEST_OUTAGE_MS or more, or because no worker has looked for AWAY_MS (then nobody
+--- could beat, as far as we know; once for each such absence). A pass over the service, in bounded steps, then moves each
+--- deadline to one lease after the return; until it is complete nobody is dead. The deadline that the last heartbeat gave is
+--- kept in `extended` until the next one. Who was seen dead before stays so: `hidden` is the last time that somebody looked
+--- and took whoever was late for dead.
 ---
---- A caller's report that the store did not answer counts only if no visit of the service is known to be in it: `run` is when
+--- A caller's report that the store was away counts only if no visit of the service is known to be in it: `run` is when
 --- the latest visits without a pause of PAUSE_MS began, `refuted` the visit that refuted a report. Each moment counts once,
 --- and whoever was not heard of since the return before gets no second lease, only as much time as the outage took: a caller
 --- with a bad connection cannot keep the dead.
@@ -32,8 +32,9 @@ local function hear_of_outage(thing)
   if not from then
     return
   end
-  from, till = from + thing.offset, math.min(till + thing.offset, thing.now)
-  if till - from < SHORTEST_OUTAGE_MS or from < thing.back or thing.now - till >= thing.longest then
+  -- What was before the last return has counted.
+  from, till = math.max(from + thing.offset, thing.back), math.min(till + thing.offset, thing.now)
+  if till - from < SHORTEST_OUTAGE_MS or thing.now - till >= thing.longest then
     return
   end
   -- The middle half of it, because callers know the store's time only roughly.
