@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headgate.store.contracts import operations
-from headgate.store.script import Script
+from headgate.store.scripts.contracts import operations
+from headgate.store.scripts.script import Script
 
 ROOT = Path(__file__).parents[1]
 LUACHECK = ["luacheck", "--quiet", "--no-color", "--codes", "--config", str(ROOT / ".luacheckrc")]

@@ -15,8 +15,8 @@ from bench.harness import Case, Contestant, Result, Server, bench_store, compare
 from bench.load import Request
 from bench.pushes import JSON, OURS, TOKEN, Change, Figures, gateway, post, pushes, speed, spread
 from bench.report import publish
+from headgate.config.config import Config
 from headgate.config.model import Draft
-from headgate.config.values import Config
 from headgate.sdk import Headgate
 from headgate.sdk.config import Changed
 from headgate.store import StoreSettings, open_store

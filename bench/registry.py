@@ -18,8 +18,8 @@ from bench.harness import Case, Contestant, Result, Server, bench_store, compare
 from bench.load import Request
 from bench.pushes import JSON, OURS, TOKEN, Change, Figures, gateway, post, pushes, speed
 from bench.report import publish
-from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store

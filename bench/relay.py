@@ -21,9 +21,9 @@ from bench.harness import ROOT, Case, Contestant, Result, bench_store, compare, 
 from bench.load import Request
 from bench.relay_chart import draw
 from bench.report import publish
-from headgate.relay.judge import SlidingLog
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from headgate.relay.model import Limit, Upstream
-from headgate.relay.strict import Delays, StrictUpstream
 from headgate.relay.upstreams import Upstreams
 from headgate.sdk import Headgate
 from headgate.store import StoreSettings, open_store

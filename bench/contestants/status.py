@@ -12,10 +12,11 @@ from msgspec import Meta
 
 from headgate.gateway.assembly import open_gateway
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.server import serve
 from headgate.gateway.settings import GatewaySettings, Limit
-from headgate.kit.http import Access, Call, Operation, Wire
+from headgate.http.routes import Access, Call, Operation
+from headgate.http.server import serve
 from headgate.kit.problems import NotFound
+from headgate.kit.wire import Wire
 from headgate.store import Batch, Store, StoreSettings, open_store, script
 
 STATUS = script("bench.contestants", "status_call")

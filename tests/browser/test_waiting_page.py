@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, expect
 
-from headgate.waiting_room.page import LANGUAGES
+from headgate.gate.page import LANGUAGES
 from tests.browser.conftest import Place
 from tests.topology import eventually
 

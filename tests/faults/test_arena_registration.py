@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate.registry.instances import Registry
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
-from headgate.store.feed import Change
+from headgate.store.watch.feed import Change
 from headgate.waiting_room.model import LEASE_MS
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import World, open_world

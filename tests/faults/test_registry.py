@@ -12,12 +12,12 @@ from time import monotonic
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.registry.instances import Registry
 from headgate.registry.model import Record
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.sdk import Headgate
 from headgate.store import Store, StoreSettings, open_store
-from headgate.store.feed import Change
+from headgate.store.watch.feed import Change
 from tests.faults.load import PATIENT_MS
 from tests.faults.registry_world import registered_program, worker
 from tests.topology import FaultyProxy, Sentinel, Standalone, Stopwatch, Topology, eventually

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from headgate.registry.instances import Registry
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store

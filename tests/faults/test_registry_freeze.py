@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, Record
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
-from headgate.store.feed import Change
+from headgate.store.watch.feed import Change
 from tests.faults.load import PATIENT_MS
 from tests.topology import Stopwatch, Topology, eventually
 

@@ -10,8 +10,8 @@ from typing import cast
 import anyio.to_thread
 import pytest
 
+from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import StoreUnavailable
-from headgate.relay.judge import SlidingLog
 from headgate.relay.model import Outcome
 from headgate.relay.upstreams import Upstreams
 from tests.store.relay_world import Counting, Node, nodes, window

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import anyio.to_thread
 import pytest
 
+from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import HeadgateError
-from headgate.relay.judge import SlidingLog
-from headgate.relay.lines import Lines
 from headgate.relay.model import Kind, Limit, Per
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.waiting import Lines
 from tests.store.relay_world import Counting, Node, nodes, window
 from tests.topology import FakeClock, FaultyProxy, Standalone, Topology, eventually
 from tests.topology.node import Node as Server

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from headgate.relay.judge import SlidingLog
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import StrictUpstream
 from headgate.relay.model import JobState, Limit, Order, Upstream
 from headgate.relay.problems import JobTaken
 from headgate.relay.relay import Relay
-from headgate.relay.strict import StrictUpstream
 from headgate.store import StoreSettings, open_store
 from tests.topology import Standalone, Topology, eventually
 

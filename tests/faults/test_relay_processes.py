@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.relay.judge import SlidingLog
-from headgate.relay.strict import Delays, StrictUpstream
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from tests.http.relays import RelayProcess
 from tests.processes import note_new_store
 from tests.topology import Stopwatch, Topology, eventually

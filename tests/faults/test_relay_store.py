@@ -11,9 +11,9 @@ from typing import cast
 import anyio.to_thread
 import pytest
 
+from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import HeadgateError, StoreUnavailable
-from headgate.relay.jobs import Jobs
-from headgate.relay.judge import SlidingLog
+from headgate.relay.job_queue import Jobs
 from headgate.relay.model import Kind, Limit, Outcome
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.settings import RelaySettings

@@ -15,10 +15,8 @@ import msgspec
 
 from headgate.gateway.assembly import open_gateway
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.server import serve
 from headgate.gateway.settings import GatewaySettings
-from headgate.kit import logs
-from headgate.kit.http import (
+from headgate.http.routes import (
     EVENTS,
     Access,
     Answer,
@@ -30,11 +28,13 @@ from headgate.kit.http import (
     Scope,
     Send,
     Stream,
-    Wire,
     event,
 )
+from headgate.http.server import serve
+from headgate.kit import logs
 from headgate.kit.ids import display_text, thing_name
 from headgate.kit.problems import HeadgateError
+from headgate.kit.wire import Wire
 from headgate.store import Store, StoreSettings, open_store, script
 
 

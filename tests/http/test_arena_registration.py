@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headgate.cli.presence import process_record
-from headgate.registry.instances import Registry
+from headgate.cli.processes.presence import process_record
 from headgate.registry.model import Instance
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.sdk import seats
 from headgate.sdk.registration import SeatRegistration

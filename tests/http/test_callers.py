@@ -11,7 +11,7 @@ import pytest
 
 from headgate.gateway.settings import Limit
 from headgate.gateway.tokens import Tokens
-from headgate.kit.http import Access
+from headgate.http.routes import Access
 from headgate.store import open_store
 from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
 from tests.http.test_requests import problem

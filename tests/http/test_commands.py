@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from headgate import __version__
-from headgate.cli.commands import run
+from headgate.cli.app import run
 from headgate.store import StoreSettings, acl, open_store
 from headgate.waiting_room.signing import SigningKeys
 from tests.processes import GatewayProcess
@@ -23,7 +23,7 @@ from tests.topology import Standalone, Topology, free_port, wait_until
 
 _WAIT = """
 import sys
-from headgate.cli.commands import app, run
+from headgate.cli.app import app, run
 app.command(lambda: (print("waiting", flush=True), sys.stdin.read()), name="wait")
 sys.exit(run(["wait"]))
 """

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from headgate.gateway import connection
-from headgate.gateway.clients import AddressCount
-from headgate.gateway.exchange import Exchange
-from headgate.kit.http import Receive, Scope
+from headgate.http import connection
+from headgate.http.client_addresses import AddressCount
+from headgate.http.exchange import Exchange
+from headgate.http.routes import Receive, Scope
 from headgate.kit.problems import HeadgateError
 from tests.http.wires import GET, echo, parsed, read_answer, served
 from tests.topology import HOST, eventually

@@ -10,12 +10,12 @@ import pytest
 
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
-from headgate.gateway.connection import MOST_HEADER_BYTES, MOST_PIPELINED, STEP_BYTES, Connection
-from headgate.gateway.exchange import Exchange
-from headgate.gateway.listener import Listener, Rest
-from headgate.gateway.problems import HeadTooLarge
-from headgate.kit.http import Receive, Scope
-from headgate.kit.operations import serve_operations
+from headgate.http.connection import MOST_HEADER_BYTES, MOST_PIPELINED, STEP_BYTES, Connection
+from headgate.http.exchange import Exchange
+from headgate.http.listener import Listener, Rest
+from headgate.http.operations import serve_operations
+from headgate.http.problems import HeadTooLarge
+from headgate.http.routes import Receive, Scope
 from headgate.kit.problems import HeadgateError
 from tests.http.wires import GET, Wire, echo, flood, parsed, parsed_all, read_answer, served
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.gateway.connection import Connection
-from headgate.gateway.exchange import Exchange
-from headgate.gateway.heads import MOST_BLOCKS, MOST_HEADERS
-from headgate.gateway.listener import Listener, Rest, listen
-from headgate.gateway.server import listening
+from headgate.http.connection import Connection
+from headgate.http.exchange import Exchange
+from headgate.http.listener import Listener, Rest, listen
+from headgate.http.request_head import MOST_BLOCKS, MOST_HEADERS
+from headgate.http.server import listening
 from tests.http.wires import GET, Served, Wire, echo, parsed_all, read_answer, served
 from tests.topology import HOST, eventually
 

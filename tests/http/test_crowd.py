@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from headgate.cli.crowd.record import Promise
+from headgate.cli.trial.crowd.record import Promise
 from tests.topology import free_port, wait_until
 
 pytestmark = pytest.mark.topology("standalone")

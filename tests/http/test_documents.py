@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from headgate.arena.door import Draining, OriginRefused, TicketMissing
-from headgate.gateway.fields import EXAMPLES, FIELDS
+from headgate.gateway.openapi_fields import EXAMPLES, FIELDS
 from tests.processes import GatewayProcess
 
 METHODS = {"get", "post", "put", "patch", "delete"}

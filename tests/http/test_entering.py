@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headgate.cli import presence
+from headgate.cli.processes import presence
 from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.registry.health import prober_for
-from headgate.registry.instances import Registry
 from headgate.registry.model import Record, Registered
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.gateway.settings import LIMITS
 from headgate.gateway.shared_buckets import GROUPS, SLOTS, SharedBuckets, shared_table, table_file
-from headgate.kit.http import Message, Receive, Scope, Send
+from headgate.http.routes import Message, Receive, Scope, Send
 from headgate.kit.problems import RateLimited
 from headgate.sdk.asgi import Gate
 from tests.processes import GatewayProcess

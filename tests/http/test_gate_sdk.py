@@ -12,9 +12,9 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from headgate.gateway.listener import asgi, listen
-from headgate.gateway.server import listening
-from headgate.kit.http import Message, Receive, Scope, Send
+from headgate.http.listener import asgi, listen
+from headgate.http.routes import Message, Receive, Scope, Send
+from headgate.http.server import listening
 from headgate.sdk.asgi import Gate
 from tests.processes import Gateway
 from tests.topology import HOST, eventually, free_port

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.kit.http import Receive, Scope, Send
+from headgate.http.routes import Receive, Scope, Send
 from headgate.registry.model import Record
 from headgate.sdk import Headgate
 from headgate.sdk.lifespan import registered

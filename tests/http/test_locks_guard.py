@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.kit.http import Receive, Scope, Send
+from headgate.http.routes import Receive, Scope, Send
 from headgate.locks import Locks
 from headgate.sdk.asgi import FenceGuard
 from headgate.store import Store

@@ -16,10 +16,10 @@ import httpx2
 import psutil
 import pytest
 
-from headgate.gateway import fleet
-from headgate.gateway.server import listening
 from headgate.gateway.settings import GatewaySettings
-from headgate.gateway.worker import Orders
+from headgate.http import worker_processes as fleet
+from headgate.http.server import listening
+from headgate.http.worker import Orders
 from headgate.kit import logs
 from tests.http.sample import open_sample
 from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
@@ -224,7 +224,7 @@ async def test_worker_that_hangs_is_replaced(sample: SampleProcess, monkeypatch:
             return await hangs.ready() is None
 
         await eventually(ready, 20)
-        (worker,) = (each for each in psutil.Process().children() if "headgate.gateway.worker" in each.cmdline())
+        (worker,) = (each for each in psutil.Process().children() if "headgate.http.worker" in each.cmdline())
         worker.suspend()
         await eventually(lambda: not worker.is_running(), 10, "the hung worker is gone")
         await eventually(ready, 20, "another one took its place")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.cli.chat import enter_again
+from headgate.cli.commands.chat import enter_again
 from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk import Headgate, HeadgateSync
 from headgate.sdk import queue as sdk_queue

@@ -9,9 +9,9 @@ import secrets
 import pytest
 from prometheus_client import REGISTRY
 
-from headgate.registry.instances import Registry
 from headgate.registry.metrics import SERVICES
 from headgate.registry.model import Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store

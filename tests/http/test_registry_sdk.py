@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.registry.instances import Registry as StoreRegistry
 from headgate.registry.model import OverrideChange
+from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.sweep import Sweeper
 from headgate.sdk import Headgate, HeadgateSync, ServiceDiscoveryClient
 from headgate.sdk.balance import ConsistentHash, LeastLoaded, NobodyAvailable, Random, RoundRobin, Weighted

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.relay.judge import SlidingLog
-from headgate.relay.strict import Delays, StrictUpstream
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from tests.http.echo import Echo
 from tests.http.relays import RelayProcess, client_of, put, raw
 from tests.topology import Stopwatch, Topology, eventually

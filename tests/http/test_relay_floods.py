@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import httpx2
 import pytest
 
-from headgate.relay.outgoing import Connection
-from headgate.relay.response import HEAD_BYTES, STEP_BYTES, BadAnswer, Response
+from headgate.http.client import Connection
+from headgate.http.client_response import HEAD_BYTES, STEP_BYTES, BadAnswer, Response
 from tests.http.echo import Echo
 from tests.http.relays import RelayProcess, client_of, put
 from tests.http.wires import Wire

@@ -15,9 +15,9 @@ import anyio.to_thread
 import httpx2
 import pytest
 
-from headgate.relay.judge import SlidingLog
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from headgate.relay.model import JobState
-from headgate.relay.strict import Delays, StrictUpstream
 from headgate.sdk import Headgate
 from tests.faults.worker_process import WorkerProcess
 from tests.http.relays import RelayProcess

@@ -7,8 +7,8 @@ from secrets import token_hex
 
 import httpx2
 
-from headgate.relay.judge import SlidingLog
-from headgate.relay.strict import StrictUpstream
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import StrictUpstream
 from tests.http.relays import RelayProcess
 from tests.topology import Topology, eventually
 

@@ -11,11 +11,11 @@ import httpx2
 import msgspec
 import pytest
 
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, Malformed
-from headgate.relay.judge import SlidingLog
 from headgate.relay.model import JobState, Limit, Upstream
 from headgate.relay.problems import JobUnknown, UpstreamUnknown
-from headgate.relay.strict import Delays, StrictUpstream
 from headgate.sdk import Headgate, HeadgateSync
 from headgate.sdk.relay import StoreRelay
 from tests.http.echo import Echo

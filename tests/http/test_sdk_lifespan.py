@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate.kit.http import Asgi, Message, Receive, Scope, Send
+from headgate.http.routes import Asgi, Message, Receive, Scope, Send
 from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.registry.model import Record, Registered
 from headgate.sdk import Headgate, lifespan

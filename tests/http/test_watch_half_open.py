@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headgate.config.model import Draft
-from headgate.gateway.server import listening
+from headgate.http.server import listening
 from headgate.registry.model import Change as Heard
 from headgate.registry.model import Record
 from headgate.sdk import Headgate, http

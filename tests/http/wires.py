@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headgate.gateway.clients import AddressCount
-from headgate.gateway.connection import Connection
-from headgate.gateway.exchange import Exchange
-from headgate.gateway.listener import Listener, asgi, listen
-from headgate.gateway.server import listening
-from headgate.kit.http import Receive, Scope
+from headgate.http.client_addresses import AddressCount
+from headgate.http.connection import Connection
+from headgate.http.exchange import Exchange
+from headgate.http.listener import Listener, asgi, listen
+from headgate.http.routes import Receive, Scope
+from headgate.http.server import listening
 from tests.topology import HOST
 
 Application = Callable[[Scope, Receive, Exchange], Any]

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from headgate.gate.gate import Gate
 from headgate.locks import Locks
 from headgate.store import Store
 from headgate.waiting_room import WaitingRoom
-from headgate.waiting_room.gate import Gate
 from tests.store.lock_world import another
 from tests.topology import Topology
 

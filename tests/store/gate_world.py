@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.waiting_room.gate import Gate, Question, Verdict
-from headgate.waiting_room.passes import Visitor
+from headgate.gate.gate import Gate, Question, Verdict
+from headgate.gate.passes import Visitor
 from headgate.waiting_room.policy import PolicyChange
 
 NS = "default"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from headgate.locks import Locks
-from headgate.locks.line import Line
-from headgate.locks.lock import Turn
+from headgate.locks.locks import Turn
 from headgate.locks.model import Grant, Want
+from headgate.locks.waiting import Line
 
 
 @dataclass

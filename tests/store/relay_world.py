@@ -8,11 +8,11 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from headgate.relay.judge import Limiter, largest_window
+from headgate.cli.trial.strict_limits import Limiter, largest_window
+from headgate.relay.job_runner import Runner
 from headgate.relay.model import Limit, Outcome, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import PermitExpired
-from headgate.relay.runner import Runner
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store, StoreSettings, open_store
 from tests.topology import Stopwatch

@@ -11,9 +11,9 @@ import pytest
 import headgate
 from headgate.kit.problems import StoreRefused
 from headgate.store import Index, StoreSettings, acl, open_store
-from headgate.store.contracts import operations
-from headgate.store.link import ServerError
-from headgate.store.script import Script
+from headgate.store.client.link import ServerError
+from headgate.store.scripts.contracts import operations
+from headgate.store.scripts.script import Script
 from tests.topology import Sentinel, Topology
 
 SOURCE = Path(headgate.__file__).parent

@@ -13,8 +13,8 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 
 from headgate.kit.problems import Closed, HeadgateError, RateLimited, StoreUnavailable
 from headgate.store import Batch, Seat, Store, StoreSettings, Thing, open_store
+from headgate.store.client.link import Reply
 from headgate.store.errors import ScriptFailed
-from headgate.store.link import Reply
 from tests.store.scripts import ECHO
 from tests.topology import FaultyProxy, Standalone, Stopwatch, Topology
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.store.link import STEP_MS, NodeClock
+from headgate.store.client.link import STEP_MS, NodeClock
 from tests.store.scripts import NUMBER
 from tests.topology import Node, Topology
 

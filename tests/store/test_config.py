@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from headgate.config.config import Config
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE, Dynamic
 from headgate.config.model import (
     MASK,
@@ -25,11 +26,10 @@ from headgate.config.model import (
     parse,
 )
 from headgate.config.settings import ConfigSettings
-from headgate.config.values import Config
 from headgate.config.watch import Step, follow
 from headgate.kit.problems import InvalidRequest, StoreUnavailable, TooLarge, VersionConflict
 from headgate.store import Store, StoreSettings, open_store
-from headgate.store.feed import Reset, Snapshot
+from headgate.store.watch.feed import Reset, Snapshot
 from tests.topology import FaultyProxy, Standalone, Topology, eventually
 
 pytestmark = pytest.mark.anyio
@@ -167,7 +167,7 @@ async def test_reserved_words_begin_and_end_no_new_key_and_an_old_one_can_be_rea
     with pytest.raises(InvalidRequest, match=f"The key {key} begins or ends with"):
         await put(config, key, "x")
     with monkeypatch.context() as before:
-        before.setattr("headgate.config.values.check_new_key", check_key)
+        before.setattr("headgate.config.config.check_new_key", check_key)
         await put(config, key, "old")
     assert (await config.get(NS, key)).content == "old"
     assert [each.version for each in await config.history(NS, key)] == [1]

@@ -10,9 +10,9 @@ import pytest
 
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreRefused, StoreUnavailable
 from headgate.store import Index, Store, StoreSettings, acl, open_store
-from headgate.store.address import Endpoint, Kind, parse_address
-from headgate.store.link import Link
-from headgate.store.route import ClusterRoute
+from headgate.store.client.address import Endpoint, Kind, parse_address
+from headgate.store.client.link import Link
+from headgate.store.client.route import ClusterRoute
 from tests.store.scripts import TALLY
 from tests.topology import (
     HOST,

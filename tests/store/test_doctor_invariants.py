@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from headgate.cli import invariants
-from headgate.cli.findings import Finding, Level
+from headgate.cli.commands import invariants
+from headgate.cli.commands.findings import Finding, Level
 from headgate.locks import LockHeld
-from headgate.locks.lock import Locks
-from headgate.registry.instances import Registry
+from headgate.locks.locks import Locks
 from headgate.registry.model import Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
-from headgate.relay.jobs import JOB_NEXT
+from headgate.relay.job_queue import JOB_NEXT
 from headgate.relay.sweep import BURY, FORGET, REAP, SILENT
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Index, Store, StoreSettings, acl, open_store

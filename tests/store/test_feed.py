@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.registry.instances import Registry
 from headgate.registry.model import Instance, Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
-from headgate.store.feed import Bookmark, Change, Notice, Snapshot
+from headgate.store.watch.feed import Bookmark, Change, Notice, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import Standalone, eventually
 

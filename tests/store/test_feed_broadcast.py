@@ -11,11 +11,12 @@ import pytest
 
 from headgate.kit.problems import Closed
 from headgate.registry import metrics
-from headgate.registry.instances import Registry
 from headgate.registry.model import Instance, Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
-from headgate.store import Store, StoreSettings, Thing, open_store, reader
-from headgate.store.feed import READ, Change, Notice, Snapshot
+from headgate.store import Store, StoreSettings, Thing, open_store
+from headgate.store.watch import reader
+from headgate.store.watch.feed import READ, Change, Notice, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
 

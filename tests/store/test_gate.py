@@ -7,11 +7,11 @@ from time import monotonic, time
 
 import pytest
 
+from headgate.gate.gate import Gate, Question, Reason
+from headgate.gate.passes import VISITOR_SECONDS
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
-from headgate.waiting_room.gate import Gate, Question, Reason
-from headgate.waiting_room.passes import VISITOR_SECONDS
 from headgate.waiting_room.policy import Auto, Bypass, FailMode
 from headgate.waiting_room.problems import RevocationsFull
 from tests.store.gate_world import NS, ask, configure, enter

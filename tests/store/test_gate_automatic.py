@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.gate.gate import Gate, Reason
 from headgate.store import Store
-from headgate.waiting_room.gate import Gate, Reason
 from headgate.waiting_room.model import State
 from headgate.waiting_room.policy import Auto, Bypass
 from headgate.waiting_room.problems import QueueUnknown

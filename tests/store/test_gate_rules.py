@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headgate.gate.gate import Gate
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, WaitingRoom
-from headgate.waiting_room.gate import Gate
 from headgate.waiting_room.policy import Auto
 from tests.store.test_waiting_room_metrics import script_calls
 from tests.topology import Topology

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.gateway.assembly import open_gateway
-from headgate.gateway.connection import Connection
-from headgate.gateway.listener import Listener
 from headgate.gateway.settings import GatewaySettings, Limit
-from headgate.kit.http import Access, Mount, Receive, Scope, Send
+from headgate.http.connection import Connection
+from headgate.http.listener import Listener
+from headgate.http.routes import Access, Mount, Receive, Scope, Send
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.api import operations

@@ -19,7 +19,7 @@ from headgate.locks import (
     LockSettings,
     NotHolder,
 )
-from headgate.locks.sweep import sweep
+from headgate.locks.jobs import sweep
 from headgate.store import Store, StoreSettings, open_store
 from tests.store.lock_world import LONG_TTL, another, are_waiting, is_free, is_held, metric
 from tests.topology import FaultyProxy, Standalone, Topology, eventually

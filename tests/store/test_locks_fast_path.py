@@ -13,7 +13,7 @@ import pytest
 
 from headgate.kit.problems import HeadgateError
 from headgate.locks import Locks, NotHolder
-from headgate.locks.lock import ACQUIRE, RELEASE
+from headgate.locks.locks import ACQUIRE, RELEASE
 from headgate.store import Store, Thing
 from tests.store.lock_world import another, is_free, ran
 from tests.topology import Topology, eventually

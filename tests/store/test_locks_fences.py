@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from headgate.locks import Locks
-from headgate.locks.lock import ACQUIRE, RELEASE
-from headgate.locks.sweep import SWEEP
+from headgate.locks.jobs import SWEEP
+from headgate.locks.locks import ACQUIRE, RELEASE
 from headgate.store import Store
 from tests.store.beside import Run, store_beside
 from tests.store.lock_world import another

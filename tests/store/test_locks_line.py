@@ -14,7 +14,7 @@ from headgate.locks import (
     LockHeld,
     Locks,
 )
-from headgate.locks.line import Waiter
+from headgate.locks.waiting import Waiter
 from headgate.store import Store
 from tests.store.lock_world import (
     CALM,

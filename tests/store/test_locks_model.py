@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from headgate.locks import NotHolder
-from headgate.locks.lock import ACQUIRE, RELEASE, RENEW, SHOW
+from headgate.locks.locks import ACQUIRE, RELEASE, RENEW, SHOW
 from headgate.store import Store, StoreSettings, open_store
 from tests.store.stopped_clock import StoppedClock
 from tests.topology import Topology

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import REGISTRY
 
-from headgate.cli.metric_names import MetricNames
+from headgate.cli.processes.metric_names import MetricNames
 from headgate.kit.named_metrics import MOST_NAMES, OTHER, Names
-from headgate.registry.instances import Registry
 from headgate.registry.metrics import SERVICES
 from headgate.registry.model import Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
 from headgate.relay.metrics import UPSTREAMS
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep

@@ -10,14 +10,15 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.cli.presence import process_record
-from headgate.cli.relay_process import relay_edge
-from headgate.cli.serve import Parts, open_parts
-from headgate.cli.serve_relay import open_relay
+from headgate.cli.processes.assembly import Parts, open_parts
+from headgate.cli.processes.presence import process_record
+from headgate.cli.processes.relay import relay_edge
+from headgate.cli.processes.relay_assembly import open_relay
 from headgate.cli.settings import KINDS
-from headgate.gateway.listener import listen
-from headgate.gateway.server import listening
-from headgate.kit.http import Call, Stop
+from headgate.gate.api import BypassRequest
+from headgate.http.listener import listen
+from headgate.http.routes import Call, Stop
+from headgate.http.server import listening
 from headgate.kit.problems import Closed
 from headgate.kit.settings import Configuration, configure
 from headgate.locks import Locks
@@ -25,7 +26,6 @@ from headgate.locks.api import AcquireRequest
 from headgate.relay.api import PermitRequest
 from headgate.relay.relay import Relay
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room.gate_api import BypassRequest
 from headgate.waiting_room.policy import Bypass, PolicyChange
 from tests.store.relay_world import PATIENT_MS, window
 from tests.store.test_relay_handed import Caller

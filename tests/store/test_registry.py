@@ -10,7 +10,6 @@ import pytest
 
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.filters import parse_filters
-from headgate.registry.instances import Registry
 from headgate.registry.model import (
     Beat,
     Check,
@@ -24,6 +23,7 @@ from headgate.registry.model import (
     Superseded,
     UnknownInstance,
 )
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper, Swept
 from headgate.store import Store, Thing

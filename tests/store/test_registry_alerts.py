@@ -7,16 +7,16 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.cli.presence import live_settings
+from headgate.cli.processes.presence import live_settings
+from headgate.config.config import Config
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft
-from headgate.config.values import Config
 from headgate.kit.logs import Level
 from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
 from headgate.registry.checks import Checker
 from headgate.registry.health import Prober
-from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, Record
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store
 from tests.store.test_registry_health import LOCAL, NS, check_of, site, steps

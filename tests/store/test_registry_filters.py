@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.registry.filters import parse_filter, passes_all
-from headgate.registry.instances import Registry
 from headgate.registry.model import OverrideChange, Record
+from headgate.registry.registry import Registry
 from headgate.store import Store
 from tests.store.beside import store_beside
 from tests.topology import Topology

@@ -18,8 +18,8 @@ from websockets.asyncio.server import serve as serve_websocket
 from headgate.registry.alerts import Alerts, AlertTarget
 from headgate.registry.checks import Checker
 from headgate.registry.health import Prober, prober_for
-from headgate.registry.instances import Registry
 from headgate.registry.model import Check, CheckKind, Instance, Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store

@@ -11,8 +11,8 @@ from typing import Final, cast
 import pytest
 
 from headgate.kit.problems import InvalidRequest
-from headgate.registry.instances import Registry
 from headgate.registry.model import Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.registry.views import Look
@@ -20,7 +20,7 @@ from headgate.registry.watch import Cursor, Found, follow_type, read_cursor, wat
 from headgate.sdk.registry_modes import Listed, Marked, Put
 from headgate.sdk.views import View
 from headgate.store import Store, Thing
-from headgate.store.feed import Bookmark, Change, Compacted, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Change, Compacted, Reset, Snapshot
 from tests.store.stopped_clock import StoppedClock
 from tests.topology import eventually
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from headgate.registry.instances import Registry
 from headgate.registry.invariants import inspect
 from headgate.registry.model import Beat, OverrideChange, Record, Superseded, UnknownInstance
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
 from tests.store.stopped_clock import StoppedClock

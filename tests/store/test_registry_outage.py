@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, Instance, Record
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store, Thing
 from tests.store.beside import store_beside

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headgate.kit.problems import HeadgateError, InvalidRequest
-from headgate.registry.instances import REGISTER, Registry
 from headgate.registry.model import Evicted, Json, Record, Registered, ServiceFull, Superseded, check_json
+from headgate.registry.registry import REGISTER, Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from headgate.kit.problems import DeadlineExceeded
-from headgate.relay import jobs as jobs_module
+from headgate.relay import job_queue as jobs_module
 from headgate.relay.model import JobState, Kind, Limit, Order, Outcome, Per
 from headgate.relay.problems import LineFull
 from headgate.relay.relay import Relay

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from headgate.kit.http import Call, ClientGone, Message, Scope, Stop, Stopping
+from headgate.http.routes import Call, ClientGone, Message, Scope, Stop, Stopping
 from headgate.relay.api import PermitAnswer, PermitRequest, Routes
 from headgate.relay.model import Outcome
 from headgate.relay.relay import Relay

@@ -19,7 +19,7 @@ from headgate.relay.problems import PermitExpired
 from headgate.relay.relay import Relay
 from headgate.relay.settings import RelaySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
-from headgate.store.link import Reply
+from headgate.store.client.link import Reply
 from tests.store.relay_world import OK, PATIENT_MS, Scripted, running, window
 from tests.topology import Topology
 

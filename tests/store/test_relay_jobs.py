@@ -10,15 +10,15 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.kit.http import Message
+from headgate.http.client import Pool
+from headgate.http.routes import Message
 from headgate.kit.life import run_jobs
 from headgate.kit.problems import StoreUnavailable
-from headgate.relay import jobs as jobs_module
+from headgate.relay import job_queue as jobs_module
 from headgate.relay.forward import Request
 from headgate.relay.incoming import Incoming
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
 from headgate.relay.model import JobState, JobView, Order, Upstream
-from headgate.relay.outgoing import Pool
 from headgate.relay.problems import UpstreamFailed
 from headgate.relay.proxy import Proxy
 from headgate.relay.relay import Relay, jobs
@@ -123,7 +123,7 @@ async def test_a_job_for_a_host_that_cannot_be_written_fails(
     assert (view.state, view.response) == (JobState.FAILED, None)
     assert "No connection" in (view.reason or "")
     with pytest.raises(UpstreamFailed) as failed:
-        await Pool(window(10, 0.5, base_url=url), []).take(5.0)
+        await Pool(url, verify_tls=True, most=1).take(5.0)
     assert failed.value.members["outcome"] == "unsent"
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from headgate.relay import upstreams as upstreams_module
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
 from headgate.relay.model import Kind, Limit, Outcome, Per
 from headgate.relay.permits import BEAT, CANCEL, REPORT, Permit
 from headgate.relay.problems import UpstreamUnknown

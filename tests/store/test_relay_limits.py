@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.relay.judge import TokenBucket, largest_window
+from headgate.cli.trial.strict_limits import TokenBucket, largest_window
 from headgate.relay.model import Kind, Limit, Outcome, Per
 from tests.store.relay_world import PATIENT_MS, Counting, Node, nodes, window
 from tests.topology import Stopwatch, Topology, eventually

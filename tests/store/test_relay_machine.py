@@ -19,8 +19,8 @@ from headgate.relay.problems import CostTooHigh
 from headgate.relay.sweep import REAP
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
-from headgate.store.address import Endpoint
-from headgate.store.link import Reply
+from headgate.store.client.address import Endpoint
+from headgate.store.client.link import Reply
 from tests.store.beside import Run, store_beside
 from tests.topology import Topology
 

@@ -12,10 +12,10 @@ from typing import cast
 
 import pytest
 
+from headgate.cli.trial.strict_limits import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
 from headgate.kit.problems import DeadlineExceeded, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.jobs import Jobs
-from headgate.relay.judge import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
+from headgate.relay.job_queue import Jobs
 from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
 from headgate.relay.permits import SILENT_SECONDS, Permits
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
@@ -194,7 +194,7 @@ async def test_cancels_in_any_state_leave_full_capacity(three: list[Node]) -> No
 
 
 async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.relay.lines import Lines
+    from headgate.relay.waiting import Lines
 
     chance = random.Random(1)
     heard = Lines.hear

@@ -9,8 +9,8 @@ import pytest
 
 from headgate.kit.problems import NotFound, RateLimited, StoreFull, StoreRefused, VersionConflict
 from headgate.store import Script, Store, StoreSettings, open_store
-from headgate.store.contracts import complaints, operations
 from headgate.store.errors import ScriptFailed
+from headgate.store.scripts.contracts import complaints, operations
 from tests.store.scripts import ECHO, NOTE, REFUSE, TALLY, TELL
 from tests.topology import Standalone, Topology
 

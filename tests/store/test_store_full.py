@@ -8,21 +8,21 @@ from functools import partial
 
 import pytest
 
+from headgate.config.config import Config
 from headgate.config.model import Draft, UnknownKey
 from headgate.config.settings import ConfigSettings
-from headgate.config.values import Config
+from headgate.gate.gate import Gate, Question
+from headgate.gate.gate import Reason as Why
 from headgate.kit.problems import StoreFull
 from headgate.locks import Locks
-from headgate.registry.instances import Registry
 from headgate.registry.model import Beat, OverrideChange, Record
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.relay.model import Outcome
 from headgate.store import Store
-from headgate.store.contracts import operations
+from headgate.store.scripts.contracts import operations
 from headgate.waiting_room import Reason
-from headgate.waiting_room.gate import Gate, Question
-from headgate.waiting_room.gate import Reason as Why
 from headgate.waiting_room.problems import QueueUnknown
 from tests.store.full import full
 from tests.store.relay_world import nodes, window

@@ -235,7 +235,7 @@ async def test_an_old_place_token_still_says_who_somebody_is_and_brings_no_place
     """Lines may stand for days before a sale: whoever waits longer than a token lasts is still who they are."""
     await world.configure(capacity=0)
     room = world.room
-    monkeypatch.setattr("headgate.waiting_room.line.PLACE_SECONDS", -1)
+    monkeypatch.setattr("headgate.waiting_room.entries.PLACE_SECONDS", -1)
     account = await room.entry("default", "main", "a", user_id="a", trusted=True)
     stranger = await room.entry("default", "main", "b")
     for entry in (account, stranger):

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import REGISTRY
 
-from headgate.cli.metric_names import MetricNames
+from headgate.cli.processes.metric_names import MetricNames
+from headgate.gate.gate import Gate
 from headgate.kit import metrics
 from headgate.kit.named_metrics import MOST_NAMES, OTHER
 from headgate.store import Index, Store, Thing
 from headgate.waiting_room import PolicyChange
-from headgate.waiting_room.gate import Gate
 from headgate.waiting_room.metrics import QUEUES, QueueNumbers
 from headgate.waiting_room.policy import Auto, Figures
 from tests.store.waiting_world import World

@@ -8,7 +8,7 @@ from headgate.store import Store
 from headgate.waiting_room import Reason
 from headgate.waiting_room.invariants import inspect
 from headgate.waiting_room.problems import TicketInvalid, TicketUsed
-from headgate.waiting_room.seats import MOST_CHANGED
+from headgate.waiting_room.servers import MOST_CHANGED
 from tests.store.waiting_world import World
 
 

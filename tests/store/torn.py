@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from headgate.registry.instances import Registry
+from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import StoreSettings, open_store
 from tests.topology import FaultyProxy, Standalone

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.cli.crowd.curves import Curve, arrivals
-from headgate.cli.crowd.record import Promise, Record, Wait
-from headgate.cli.crowd.report import report
-from headgate.cli.crowd.view import sparkline
+from headgate.cli.trial.crowd.curves import Curve, arrivals
+from headgate.cli.trial.crowd.record import Promise, Record, Wait
+from headgate.cli.trial.crowd.report import report
+from headgate.cli.trial.crowd.view import sparkline
 
 
 @pytest.mark.parametrize("curve", list(Curve))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from headgate.store.errands import Errands
+from headgate.kit.tasks import Errands
 
 
 async def test_closing_ends_although_a_task_is_done_and_its_callbacks_have_not_run() -> None:

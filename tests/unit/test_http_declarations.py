@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.gateway.answering import rendered
-from headgate.kit.http import (
+from headgate.http.responses import rendered
+from headgate.http.routes import (
     Access,
     Answer,
     Call,
@@ -19,10 +19,10 @@ from headgate.kit.http import (
     Scope,
     Stop,
     Stopping,
-    Wire,
     event,
     header_value,
 )
+from headgate.kit.wire import Wire
 
 pytestmark = pytest.mark.anyio
 

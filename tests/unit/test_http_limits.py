@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.gateway import limits
-from headgate.gateway.limits import Buckets, neighbourhood
+from headgate.gateway.limits import Buckets
+from headgate.http.client_addresses import neighbourhood
 from headgate.kit.problems import RateLimited
 
 

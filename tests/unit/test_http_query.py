@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from headgate.gateway.reading import QueryReader
-from headgate.kit.http import Wire
+from headgate.gateway.decoding import QueryReader
 from headgate.kit.ids import MemberId
 from headgate.kit.problems import HeadgateError
+from headgate.kit.wire import Wire
 
 Id = MemberId
 

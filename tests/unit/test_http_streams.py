@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.gateway import answering
-from headgate.gateway.answering import StreamRunner
-from headgate.kit.http import Call, Message, Scope, Stop, Stream, event
+from headgate.http import responses as answering
+from headgate.http.responses import StreamRunner
+from headgate.http.routes import Call, Message, Scope, Stop, Stream, event
 
 pytestmark = pytest.mark.anyio
 

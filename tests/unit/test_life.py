@@ -10,8 +10,8 @@ import sys
 import httpx2
 import pytest
 
+from headgate.http.operations import serve_operations
 from headgate.kit.life import Job, Life, run_jobs
-from headgate.kit.operations import serve_operations
 from headgate.kit.problems import StoreUnavailable
 from tests.topology import Stopwatch
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.gateway.console import _from_our_page
-from headgate.gateway.origins import Origins
-from headgate.kit.origins import origin_of
+from headgate.gateway.cors import Origins
+from headgate.http.origins import origin_of
 from headgate.kit.settings import SettingInvalid
 
 

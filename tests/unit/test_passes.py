@@ -7,7 +7,7 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.waiting_room.passes import (
+from headgate.gate.passes import (
     LONGEST,
     MOST_COOKIES,
     MOST_PASSES,

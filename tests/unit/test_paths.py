@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.kit.problems import InvalidRequest
-from headgate.waiting_room.globs import (
+from headgate.gate.paths import LONGEST_PATH, MOST_READ, literal_path, readings
+from headgate.http.networks import read_networks, within
+from headgate.http.path_rules import (
     MOST_GLOBS,
     MOST_STARS,
     Glob,
@@ -21,7 +22,7 @@ from headgate.waiting_room.globs import (
     check_globs,
     normal_form,
 )
-from headgate.waiting_room.paths import LONGEST_PATH, MOST_READ, literal_path, read_networks, readings, within
+from headgate.kit.problems import InvalidRequest
 from headgate.waiting_room.policy import Bypass, Policy
 from tests.steps import count_steps
 

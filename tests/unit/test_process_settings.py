@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.relay_process import relay_edge
+from headgate.cli.processes.relay import relay_edge
 from headgate.cli.settings import KINDS
-from headgate.cli.up import Plan, children_environment
+from headgate.cli.trial.up import Plan, children_environment
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.settings import Configuration, configure
 

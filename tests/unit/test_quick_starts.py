@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from headgate.cli.commands import app
+from headgate.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("README.md"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.relay.lines import Lines
+from headgate.relay.waiting import Lines
 
 LONG_SECONDS = 600.0
 

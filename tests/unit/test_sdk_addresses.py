@@ -9,14 +9,14 @@ import traceback
 import pytest
 
 from headgate.arena.client import NotAnArena, enter
-from headgate.cli.commands import run
+from headgate.cli.app import run
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreRefused
 from headgate.sdk import Headgate, HeadgateSync, ServiceDiscoveryClient
 from headgate.sdk.gate import Gate
 from headgate.sdk.http import GatewayUnavailable, Http, NotText
-from headgate.store.address import parse_address
+from headgate.store.client.address import parse_address
+from headgate.store.client.link import ServerError
 from headgate.store.errors import as_problem
-from headgate.store.link import ServerError
 from tests.topology import free_port
 
 SECRET = "hg_0123456789abcdefghijklmnop"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.sdk import Headgate
-from headgate.store.address import parse_address
+from headgate.store.client.address import parse_address
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
 PARAMETERS = list(inspect.signature(Headgate).parameters)

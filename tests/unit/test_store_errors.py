@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from headgate.cli.findings import Level, memory
+from headgate.cli.commands.findings import Level, memory
 from headgate.cli.next_steps import next_step
 from headgate.kit.problems import HeadgateError, StoreFull, StoreUnavailable, from_document
 from headgate.sdk import Headgate
+from headgate.store.client.link import ServerError
 from headgate.store.errors import as_problem
 from headgate.store.facts import NodeFacts
-from headgate.store.link import ServerError
 from tests.topology import HOST, free_port
 
 WORDS = "Hash slot not served at 10.0.0.7:6379"

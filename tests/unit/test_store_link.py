@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from headgate.store.address import Endpoint, parse_address
-from headgate.store.link import Link, NodeClock
+from headgate.store.client.address import Endpoint, parse_address
+from headgate.store.client.link import Link, NodeClock
 
 LATER = 1e12
 

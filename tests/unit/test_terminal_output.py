@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from headgate.cli import output
-from headgate.cli.policy_words import changes, in_words
-from headgate.cli.queue import _minute
-from headgate.cli.service import _ago
+from headgate.cli.commands.policy_words import changes, in_words
+from headgate.cli.commands.queue import _minute
+from headgate.cli.commands.service import _ago
 
 
 class Terminal(io.StringIO):

@@ -12,8 +12,8 @@ import msgspec
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
 
+from headgate.http.origins import ANY, origin_of, read_origins
 from headgate.kit.ids import member_id
-from headgate.kit.origins import ANY, origin_of, read_origins
 from headgate.kit.problems import HeadgateError, HeadTooLarge, InvalidRequest, Malformed, MethodNotAllowed
 from headgate.kit.settings import SettingInvalid
 from headgate.waiting_room.model import Reason, Redeemed

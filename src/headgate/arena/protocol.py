@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 from websockets.frames import Frame, Opcode
 
-from headgate.kit.http import Wire
 from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
 from headgate.kit.validation import explain
+from headgate.kit.wire import Wire
 
 MOST_CHARACTERS: Final = 500
 FLOODED: Final = "too many messages"

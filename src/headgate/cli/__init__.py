@@ -3,6 +3,6 @@
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    from headgate.cli.commands import main as run_command
+    from headgate.cli.app import main as run_command
 
     run_command()

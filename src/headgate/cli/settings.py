@@ -9,8 +9,8 @@ from typing import Annotated
 from headgate.arena.settings import ArenaSettings
 from headgate.config.settings import ConfigSettings
 from headgate.gateway.settings import GatewaySettings
+from headgate.http.operations import OperationsSettings
 from headgate.kit.logs import LogSettings
-from headgate.kit.operations import OperationsSettings
 from headgate.kit.settings import FILE_NAME, Configuration, Doc, Flag, Settings, configure
 from headgate.kit.traces import TraceSettings
 from headgate.locks.settings import LockSettings

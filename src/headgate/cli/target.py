@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from headgate.cli import whereabouts
+from headgate.cli import running_up as whereabouts
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.kit import logs
 from headgate.kit.logs import Level, LogSettings

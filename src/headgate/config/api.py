@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from headgate.config.config import Config, content_type_of, value_of
 from headgate.config.dynamic import Definition, definitions_of
 from headgate.config.model import (
     ANY_VERSION,
@@ -21,13 +22,13 @@ from headgate.config.model import (
     Value,
     check_key,
 )
-from headgate.config.values import Config, content_type_of, value_of
 from headgate.config.watch import events
-from headgate.kit.conditional import expected_version, holds
-from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.http.conditional import expected_version, holds
+from headgate.http.paging import PageQuery, page_of
+from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
-from headgate.kit.paging import PageQuery, page_of
 from headgate.kit.problems import Forbidden, NotFound, TooLarge, VersionConflict
+from headgate.kit.wire import Wire
 
 TAG: Final = "config"
 MOST_BODY: Final = 1_310_720

@@ -20,7 +20,7 @@ from msgspec import Meta
 from headgate.config.model import Update, Value
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
-from headgate.store.feed import Reset, Snapshot
+from headgate.store.watch.feed import Reset, Snapshot
 
 NAMESPACE: Final = "headgate"
 RETRY_SECONDS: Final = 1.0

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from headgate.config import metrics
+from headgate.config.config import Config, read_update
 from headgate.config.model import Update, Value
-from headgate.config.values import Config, read_update
-from headgate.kit.http import event
+from headgate.http.routes import event
 from headgate.store import Thing
-from headgate.store.feed import Bookmark, Change, Compacted, Notice, Notices, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Change, Compacted, Notice, Notices, Reset, Snapshot
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):

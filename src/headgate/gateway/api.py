@@ -13,12 +13,13 @@ import headgate
 from headgate.gateway.pages import Page, asset_operation, page_operation
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Token, TokenExists, Tokens, TokensFull, TokenUnknown
+from headgate.http.routes import Access, Answer, Call, Operation
 from headgate.kit import metrics
-from headgate.kit.http import Access, Answer, Call, Operation, Wire
 from headgate.kit.ids import ThingName, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.web import web_folder
+from headgate.kit.wire import Wire
 from headgate.store import Store
 
 log = get_logger()

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from headgate.gateway import api, beside, console
-from headgate.gateway.door import Door
+from headgate.gateway import api, console
+from headgate.gateway import openapi_extras as beside
+from headgate.gateway.authentication import Door
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
 from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.gateway.shared_buckets import SharedBuckets, shared_table
 from headgate.gateway.tokens import Keyring, Tokens
-from headgate.kit.http import Mount, Operation
+from headgate.http.routes import Mount, Operation
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, clock_words
 

@@ -19,10 +19,11 @@ from msgspec import Meta
 
 from headgate.gateway.pages import Page, asset_operation, page_operation
 from headgate.gateway.tokens import Keyring
-from headgate.kit.http import Access, Answer, Call, Caller, Operation, Wire
-from headgate.kit.origins import origin_of
+from headgate.http.origins import origin_of
+from headgate.http.routes import Access, Answer, Call, Caller, Operation
 from headgate.kit.problems import Forbidden, Unauthorized
 from headgate.kit.web import web_folder
+from headgate.kit.wire import Wire
 
 SESSION_SECONDS: Final = 12 * 3600
 NAME_HTTPS: Final = "__Host-headgate-console"

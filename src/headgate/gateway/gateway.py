@@ -18,19 +18,20 @@ from typing import Any
 
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from headgate.gateway.answering import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
-from headgate.gateway.door import DEFAULT_NAMESPACE, Door, chosen_namespace, refuse_limited
-from headgate.gateway.exchange import Exchange
-from headgate.gateway.limits import Buckets, Limiter, neighbourhood
-from headgate.gateway.listener import Rest
+from headgate.gateway.authentication import DEFAULT_NAMESPACE, Door, chosen_namespace, refuse_limited
+from headgate.gateway.cors import Origins
+from headgate.gateway.decoding import NAMESPACE, BodyReader, QueryReader
+from headgate.gateway.limits import Buckets, Limiter
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
-from headgate.gateway.origins import Origins
-from headgate.gateway.reading import NAMESPACE, BodyReader, QueryReader
 from headgate.gateway.routing import Resource, Router
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tracing import traced, traced_mount
-from headgate.kit import logs, metrics, traces
-from headgate.kit.http import (
+from headgate.http.client_addresses import neighbourhood
+from headgate.http.exchange import Exchange
+from headgate.http.listener import Rest
+from headgate.http.operations import Notice, Ready
+from headgate.http.responses import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
+from headgate.http.routes import (
     ANONYMOUS,
     Access,
     Answer,
@@ -42,8 +43,8 @@ from headgate.kit.http import (
     Stop,
     Stream,
 )
+from headgate.kit import logs, metrics, traces
 from headgate.kit.logs import get_logger
-from headgate.kit.operations import Notice, Ready
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
 from headgate.store import Awaited
 

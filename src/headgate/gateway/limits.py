@@ -8,12 +8,11 @@ for since then is gone. Each gateway process counts by itself; entries are count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from ipaddress import IPv6Address
 from math import ceil
 from time import monotonic
 
 from headgate.gateway.settings import ENTRY, LIMITS, Limit
+from headgate.http.client_addresses import neighbourhood
 from headgate.kit.problems import RateLimited
 
 MOST_KEYS = 50_000
@@ -99,19 +98,3 @@ def limiters(changed: Mapping[str, Limit], shared: MakeBuckets | None = None) ->
         entry = {**LIMITS, **changed}[ENTRY]
         made[ENTRY] = Limiter(ENTRY, entry, shared(ENTRY, entry.per_second, entry.burst))
     return made
-
-
-def neighbourhood(address: str) -> str:
-    """Give an address as it is counted: of IPv6 the part that one customer is given, since they choose the rest freely."""
-    return _neighbourhood(address) if ":" in address else address
-
-
-@lru_cache(maxsize=16_384)
-def _neighbourhood(address: str) -> str:
-    try:
-        parsed = IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return f"{parsed.exploded[:19]}::/64"

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 import headgate
-from headgate.gateway.answering import PROBLEM
-from headgate.gateway.beside import ARENA
-from headgate.gateway.fields import IN_PATHS, describe
-from headgate.gateway.reading import BodyTimeout, MediaUnsupported
-from headgate.kit.http import EVENTS, JSON, Access, ClientGone, Operation
+from headgate.gateway.decoding import BodyTimeout, MediaUnsupported
+from headgate.gateway.openapi_extras import ARENA
+from headgate.gateway.openapi_fields import IN_PATHS, describe
+from headgate.http.responses import PROBLEM
+from headgate.http.routes import EVENTS, JSON, Access, ClientGone, Operation
 from headgate.kit.ids import CONFIG_KEY_PATTERN, MEMBER_PATTERN, THING_PATTERN
 from headgate.kit.problems import (
     BY_CODE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from headgate.kit.http import Access, Answer, Call, Operation
+from headgate.http.routes import Access, Answer, Call, Operation
 from headgate.kit.problems import NotFound
 
 CONTENT_TYPES = {

@@ -17,7 +17,7 @@ from typing import cast
 
 import msgspec
 
-from headgate.kit.http import Access, Caller
+from headgate.http.routes import Access, Caller
 from headgate.kit.ids import thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest

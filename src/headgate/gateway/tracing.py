@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 from structlog.contextvars import bind_contextvars
 
+from headgate.http.routes import Answer, Call, Stream
 from headgate.kit import traces
-from headgate.kit.http import Answer, Call, Stream
 
 
 async def traced(call: Call, title: str, status: int, work: Awaitable[object]) -> object:

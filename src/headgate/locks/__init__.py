@@ -3,7 +3,7 @@
 from headgate.locks.election import Election, Leader
 from headgate.locks.guard import FencedValue, Fences
 from headgate.locks.held import Held
-from headgate.locks.lock import Locks
+from headgate.locks.locks import Locks
 from headgate.locks.model import (
     AlreadyHeld,
     FenceOutdated,

@@ -9,11 +9,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from headgate.kit.http import EVENTS, Access, Call, Operation, Stream, Wire, event
+from headgate.http.routes import EVENTS, Access, Call, Operation, Stream, event
 from headgate.kit.ids import MemberId, display_text, new_ulid
 from headgate.kit.problems import NotFound
+from headgate.kit.wire import Wire
 from headgate.locks.guard import MOST_FENCE, FencedValue
-from headgate.locks.lock import Locks
+from headgate.locks.locks import Locks
 from headgate.locks.model import (
     LONGEST_DELAY,
     LONGEST_TTL,

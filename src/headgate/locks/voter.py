@@ -10,8 +10,8 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.model import LockState, Want, read_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
-from headgate.store.address import Kind, parse_address
-from headgate.store.link import read_info
+from headgate.store.client.address import Kind, parse_address
+from headgate.store.client.link import read_info
 
 VOTE = script("headgate.locks", "vote")
 UNVOTE = script("headgate.locks", "unvote")

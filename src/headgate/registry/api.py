@@ -9,15 +9,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from headgate.kit.conditional import holds
-from headgate.kit.http import Access, Answer, Call, Operation, Stream, Wire
+from headgate.http.conditional import holds
+from headgate.http.paging import PageQuery, batches, page_of
+from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
-from headgate.kit.paging import PageQuery, batches, page_of
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
+from headgate.kit.wire import Wire
 from headgate.registry.filters import Filter, parse_filters
 from headgate.registry.health import Prober
-from headgate.registry.instances import GROUPS_AT_ONCE, Registry
 from headgate.registry.model import (
     Beat,
     Evicted,
@@ -33,6 +33,7 @@ from headgate.registry.model import (
     UnknownInstance,
 )
 from headgate.registry.prometheus import TargetGroup, exposition, target_groups
+from headgate.registry.registry import GROUPS_AT_ONCE, Registry
 from headgate.registry.views import Look
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
 from headgate.store import Thing

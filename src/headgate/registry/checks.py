@@ -13,8 +13,8 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry.alerts import Alerts
 from headgate.registry.health import Prober
-from headgate.registry.instances import Registry
 from headgate.registry.model import Check, Instance
+from headgate.registry.registry import Registry
 from headgate.registry.views import Kept
 from headgate.store import Arg, Claim, Thing, script
 

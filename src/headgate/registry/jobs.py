@@ -6,7 +6,7 @@ from headgate.kit.life import Job
 from headgate.registry.alerts import Alerts, alert_job
 from headgate.registry.checks import Checker, check_job
 from headgate.registry.health import Prober
-from headgate.registry.instances import Registry
+from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper, sweep_job
 
 

@@ -26,11 +26,11 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
 from headgate.registry.views import Look
 from headgate.store import Thing, script
-from headgate.store.feed import Compacted, Feed, Notice, Reset, Snapshot
-from headgate.store.reader import PAGE
+from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
+from headgate.store.watch.reader import PAGE
 
 if TYPE_CHECKING:
-    from headgate.registry.instances import Registry
+    from headgate.registry.registry import Registry
 
 JOURNAL: Final = script(__package__, "journal")
 NOTED_AT_ONCE: Final = 500

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from headgate.kit.http import Wire
 from headgate.kit.ids import display_text, member_id, new_ulid, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.kit.validation import explain
+from headgate.kit.wire import Wire
 
 MOST_JSON: Final = 16_384
 MOST_DEPTH: Final = 16

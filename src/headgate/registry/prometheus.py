@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from headgate.registry.instances import Registry
 from headgate.registry.model import Instance
+from headgate.registry.registry import Registry
 
 MOST_LINES: Final = 20_000
 NAME: Final = "headgate_instance_performance"

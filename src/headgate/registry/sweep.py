@@ -11,7 +11,7 @@ from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.registry import metrics
 from headgate.registry.alerts import Alerts
-from headgate.registry.instances import Registry
+from headgate.registry.registry import Registry
 from headgate.store import Claim, Thing, script
 
 SWEEP = script(__package__, "sweep")

@@ -22,7 +22,7 @@ from headgate.registry.model import (
     iso,
 )  # fmt: skip
 from headgate.store import Reply
-from headgate.store.feed import Change
+from headgate.store.watch.feed import Change
 
 NO_OVERRIDE = "- - - 0"
 UNDECIDED = Override()

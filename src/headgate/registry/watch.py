@@ -12,14 +12,14 @@ from typing import Final
 
 import msgspec
 
-from headgate.kit.http import event
+from headgate.http.routes import event
 from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
-from headgate.registry.instances import Registry
 from headgate.registry.model import Instance
+from headgate.registry.registry import Registry
 from headgate.registry.views import Look, read_put, read_removal
 from headgate.store import Thing
-from headgate.store.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
 
 GROUPS_AT_ONCE: Final = 64
 _CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")

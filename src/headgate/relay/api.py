@@ -7,11 +7,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from headgate.kit.conditional import expected_version
-from headgate.kit.http import Access, Answer, Call, ClientGone, Operation, Stopping, Wire
-from headgate.kit.paging import MOST_ON_A_PAGE, PageQuery
+from headgate.http.conditional import expected_version
+from headgate.http.paging import MOST_ON_A_PAGE, PageQuery
+from headgate.http.routes import Access, Answer, Call, ClientGone, Operation, Stopping
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
-from headgate.relay.jobs import LISTED, upstream_of
+from headgate.kit.wire import Wire
+from headgate.relay.job_queue import LISTED, upstream_of
 from headgate.relay.model import (
     JobState,
     JobView,

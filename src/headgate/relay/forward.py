@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.http.client import Connection, Pool, PoolExhausted, write_head
+from headgate.http.client_response import Headers, Response
 from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
 from headgate.kit.underway import Underway
-from headgate.relay.headers import SAFE, Headers, pause_of, request_headers, response_headers, with_trace
+from headgate.relay.headers import SAFE, pause_of, request_headers, response_headers, with_trace
 from headgate.relay.model import Outcome, Upstream, UpstreamView
-from headgate.relay.outgoing import Connection, Pool, write_head
 from headgate.relay.permits import Permit, Permits
 from headgate.relay.problems import PermitExpired, UpstreamFailed, UpstreamTimeout
-from headgate.relay.response import Response
 from headgate.relay.settings import RelaySettings
 
 ANSWERED_SECONDS: Final = 1.0
@@ -207,6 +207,9 @@ class Forwarder:
                 await before()
             pool = self._pool(name, policy)
             connection = await pool.take(min(policy.connect_seconds, max(0.05, permit.send_by - self._loop.time())))
+        except PoolExhausted:
+            permit.give_back()
+            raise PermitExpired from None
         except BaseException:
             permit.give_back()
             raise
@@ -271,7 +274,9 @@ class Forwarder:
         if pool is None or pool.key != (policy.base_url, policy.verify_tls, policy.max_connections):
             if pool is not None:
                 pool.close()
-            pool = self._pools[name] = Pool(policy, self._refused)
+            pool = self._pools[name] = Pool(
+                policy.base_url, verify_tls=policy.verify_tls, most=policy.max_connections, refused=self._refused
+            )
         return pool
 
 

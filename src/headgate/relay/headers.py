@@ -13,12 +13,11 @@ from time import time
 from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from headgate.http.client_response import Headers
 from headgate.kit import traces
 from headgate.kit.problems import InvalidRequest, Malformed
 from headgate.relay.model import MOST_UNITS, Upstream, user_id
 from headgate.relay.problems import UpstreamFailed, UserMissing
-
-Headers = list[tuple[bytes, bytes]]
 
 HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import cast
 
-from headgate.kit.http import Call, ClientGone, Message, Receive, Send, Stopping, cancelled
-from headgate.relay.headers import Headers
+from headgate.http.client_response import Headers
+from headgate.http.routes import Call, ClientGone, Message, Receive, Send, Stopping, cancelled
 
 
 class Incoming:

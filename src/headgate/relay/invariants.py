@@ -13,10 +13,10 @@ from typing import Final, cast
 
 import msgspec
 
-from headgate.relay.jobs import entries_of
+from headgate.relay.job_queue import entries_of
 from headgate.relay.model import LONGEST_LEASE_MS, MOST_DELIVERY_SECONDS, Order
 from headgate.store import Store, Thing, script
-from headgate.store.link import Reply
+from headgate.store.client.link import Reply
 
 INSPECT = script(__package__, "inspect")
 INSPECT_USER = script(__package__, "inspect_user")

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from headgate.kit.http import Wire
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
+from headgate.kit.wire import Wire
 
 RESERVED: Final = frozenset({"jobs", "permits"})
 NAMESPACE: Final = "default"

@@ -20,14 +20,14 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
 from headgate.kit.underway import Underway
 from headgate.relay import metrics
-from headgate.relay.lines import Waiter
 from headgate.relay.metrics import Meters
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
-from headgate.relay.site import Site
+from headgate.relay.upstream_site import Site
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.waiting import Waiter
 from headgate.store import Script, Store, Thing, script
-from headgate.store.link import Arg, Reply
+from headgate.store.client.link import Arg, Reply
 
 ACQUIRE = script(__package__, "acquire")
 ACQUIRE_AGAIN = script(__package__, "acquire_again")

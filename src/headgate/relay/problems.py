@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headgate.http.problems import UpstreamFailed as UpstreamFailed
+from headgate.http.problems import UpstreamTimeout as UpstreamTimeout
 from headgate.kit.problems import HeadgateError
 
 
@@ -33,18 +35,6 @@ class PermitExpired(HeadgateError):
     """The permit ended before the request was sent; nothing was sent."""
 
     code, status = "permit_expired", 503
-
-
-class UpstreamFailed(HeadgateError):
-    """The upstream closed the connection or sent what is not HTTP."""
-
-    code, status = "upstream_failed", 502
-
-
-class UpstreamTimeout(HeadgateError):
-    """The upstream did not answer in time."""
-
-    code, status = "upstream_timeout", 504
 
 
 class JobUnknown(HeadgateError):

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from headgate.kit.http import Call, Receive, Scope, Send
+from headgate.http.client_response import Headers
+from headgate.http.routes import Call, Receive, Scope, Send
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, StoreUnavailable, TooLarge
 from headgate.relay.forward import Answer, Forwarder, Request
 from headgate.relay.headers import (
-    Headers,
     refuse_ambiguous,
     request_headers,
     target_of,
@@ -30,7 +30,7 @@ from headgate.relay.headers import (
     with_trace,
 )
 from headgate.relay.incoming import Attendance, Incoming
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
 from headgate.relay.model import JobState, JobView, Order, Upstream, UpstreamView, upstream_name
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams

@@ -6,13 +6,13 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from headgate.kit.http import Access, Mount
+from headgate.http.routes import Access, Mount
 from headgate.kit.life import Job
 from headgate.relay.forward import Forwarder
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
+from headgate.relay.job_runner import Runner
 from headgate.relay.permits import CLOSE_SECONDS, Permits
 from headgate.relay.proxy import Proxy
-from headgate.relay.runner import Runner
 from headgate.relay.settings import RelaySettings
 from headgate.relay.sweep import Sweep
 from headgate.relay.upstreams import Upstreams

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from headgate.kit.logs import get_logger
 from headgate.relay import metrics
-from headgate.relay.jobs import Jobs
+from headgate.relay.job_queue import Jobs
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Store, Thing, script

@@ -15,7 +15,7 @@ from headgate.relay.census import Census
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
 from headgate.relay.problems import UpstreamUnknown
 from headgate.store import Index, Store, Thing, script
-from headgate.store.link import Reply
+from headgate.store.client.link import Reply
 
 POLICY_PUT = script(__package__, "policy_put")
 POLICY_FREE = script(__package__, "policy_free")

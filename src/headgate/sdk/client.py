@@ -13,7 +13,7 @@ from headgate.kit.ids import sent_secret
 from headgate.kit.problems import Closed, Forked, InvalidRequest
 from headgate.sdk.http import Http, gateway_url
 from headgate.store import Store, StoreSettings, open_store
-from headgate.store.address import check_address
+from headgate.store.client.address import check_address
 
 # A part is imported when it is first used: who takes a lock need not wait for the relay.
 if TYPE_CHECKING:

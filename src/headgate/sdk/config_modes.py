@@ -10,14 +10,14 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.config.api import BatchAnswer, Values, Versions
+from headgate.config.config import Config as StoreConfig
+from headgate.config.config import State
 from headgate.config.model import Draft, Published, Update, Value, check_key
-from headgate.config.values import Config as StoreConfig
-from headgate.config.values import State
 from headgate.config.watch import Told, follow
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import from_document
 from headgate.sdk.http import Http
-from headgate.store.feed import Bookmark, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Reset, Snapshot
 
 
 class Present(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headgate.kit.http import Asgi, Receive, Scope, Send
+from headgate.http.routes import Asgi, Receive, Scope, Send
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.locks.guard import checked_fence

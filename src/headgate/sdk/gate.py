@@ -13,8 +13,8 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from headgate.kit.cookies import no_cookies
-from headgate.kit.http import Asgi, Message, Receive, Scope, Send
+from headgate.http.cookies import no_cookies
+from headgate.http.routes import Asgi, Message, Receive, Scope, Send
 from headgate.kit.ids import sent_secret
 from headgate.kit.logs import get_logger
 from headgate.sdk.http import GatewayUnavailable, gateway_url

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 import httpx2
 import msgspec
 
+from headgate.http.cookies import no_cookies
 from headgate.kit import traces
-from headgate.kit.cookies import no_cookies
 from headgate.kit.fork import forks
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import Closed, Forked, HeadgateError, InvalidRequest, StoreUnavailable, from_document

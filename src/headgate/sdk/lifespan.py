@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from headgate.kit.http import Asgi, Message, Receive, Scope, Send, cancelled
+from headgate.http.routes import Asgi, Message, Receive, Scope, Send, cancelled
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable

@@ -17,7 +17,6 @@ from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
 from headgate.registry.health import prober_for
-from headgate.registry.instances import Registry as StoreRegistry
 from headgate.registry.model import (
     Beat,
     Change,
@@ -35,6 +34,7 @@ from headgate.registry.model import (
     UnknownInstance,
     as_sent,
 )
+from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.settings import RegistrySettings
 from headgate.sdk.beats import Beats
 from headgate.sdk.http import Http

@@ -22,7 +22,6 @@ from headgate.registry.api import (
 )
 from headgate.registry.filters import parse_filters
 from headgate.registry.health import Prober
-from headgate.registry.instances import Registry as StoreRegistry
 from headgate.registry.model import (
     Beat,
     Evicted,
@@ -36,10 +35,11 @@ from headgate.registry.model import (
     UnknownInstance,
     as_sent,
 )
+from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.views import read_put, read_removal
 from headgate.registry.watch import Cursor, Found, follow_type, read_cursor
 from headgate.sdk.http import Event, Http
-from headgate.store.feed import Bookmark, Change, Compacted, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Change, Compacted, Reset, Snapshot
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -16,10 +16,11 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
+from headgate.http.client_response import Headers
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
 from headgate.relay.forward import Request
-from headgate.relay.headers import Headers, pause_of, refuse_dots, target_of, written_headers
+from headgate.relay.headers import pause_of, refuse_dots, target_of, written_headers
 from headgate.relay.incoming import Kept
 from headgate.relay.model import (
     JobState,

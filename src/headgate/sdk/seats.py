@@ -16,8 +16,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from headgate.http.routes import cancelled
 from headgate.kit.aside import Aside, ended
-from headgate.kit.http import cancelled
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable

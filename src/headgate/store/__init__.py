@@ -1,12 +1,12 @@
 """The only code that speaks Valkey: connections, keys, scripts, group commit, hints and indexes."""
 
-from headgate.store.awaited import Awaited
 from headgate.store.batch import Batch, Seat
+from headgate.store.client.link import Arg, Reply, ServerError
+from headgate.store.client.pending import Awaited
 from headgate.store.facts import clock_words
 from headgate.store.index import CHANGES_KEPT_SECONDS, Changes, Claim, Index
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, Reply, ServerError
-from headgate.store.script import Script, script
+from headgate.store.scripts.script import Script, script
 from headgate.store.settings import StoreSettings
 from headgate.store.store import Store, open_store
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from headgate.store.script import SHARED
+from headgate.store.scripts.script import SHARED
 
 FEATURES: Final = ("gateway", "waiting_room", "registry", "config", "relay", "locks", "sdk")
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
@@ -24,7 +24,7 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
 # Asked of sentinels, or where a refusal is an answer too.
 NOT_NEEDED: Final = frozenset({"config|get", "sentinel|get-master-addr-by-name"})
 _CONTAINERS: Final = frozenset({"CLUSTER", "CONFIG", "SCRIPT", "SENTINEL", "XGROUP", "XINFO"})
-_SOURCE: Final = SHARED.parent.parent
+_SOURCE: Final = SHARED.parent.parent.parent
 _CALL = re.compile(r"(?:redis\.p?call\(|together\(queue,)\s*['\"](\w+)['\"](?:\s*,\s*['\"](\w+)['\"])?")
 
 

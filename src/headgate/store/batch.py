@@ -14,11 +14,11 @@ from typing import Any, Final, TypeGuard
 
 from headgate.kit.problems import Closed, HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
-from headgate.store.awaited import Awaited
+from headgate.store.client.link import Arg, Reply, ServerError
+from headgate.store.client.pending import Awaited
 from headgate.store.errors import ScriptFailed, as_problem
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, Reply, ServerError
-from headgate.store.script import Script
+from headgate.store.scripts.script import Script
 from headgate.store.store import Begun, Store
 
 FLIGHTS: Final = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headgate.kit.problems import BY_CODE, HeadgateError, StoreFull, StoreRefused, StoreUnavailable
-from headgate.store.link import ServerError
+from headgate.store.client.link import ServerError
 
 # The server did not run the call and will take it soon.
 LATER: Final = frozenset(

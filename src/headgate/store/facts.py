@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from headgate.kit.problems import StoreRefused
-from headgate.store.address import Kind
-from headgate.store.link import Link, Reply, ServerError, read_info
+from headgate.store.client.address import Kind
+from headgate.store.client.link import Link, Reply, ServerError, read_info
 
 MOST_OFFSET_SECONDS: Final = 5.0
 OLDEST: Final = {"valkey": (7, 2), "redis": (7, 0)}

@@ -12,9 +12,9 @@ from typing import Final, cast
 import msgspec
 
 from headgate.store.batch import Batch
+from headgate.store.client.link import Reply
 from headgate.store.keys import Thing, part_of_key, split_tag
-from headgate.store.link import Reply
-from headgate.store.script import script
+from headgate.store.scripts.script import script
 from headgate.store.store import Store
 
 CLAIM_MS: Final = 2000

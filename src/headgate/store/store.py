@@ -17,17 +17,17 @@ from headgate.kit import traces
 from headgate.kit.fork import forks
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Forked, HeadgateError, OutcomeUnknown, StoreUnavailable
+from headgate.kit.tasks import Errands
 from headgate.store import metrics
-from headgate.store.address import Address, Endpoint, parse_address
-from headgate.store.awaited import Awaited
-from headgate.store.errands import Errands
+from headgate.store.client.address import Address, Endpoint, parse_address
+from headgate.store.client.hints import Hints
+from headgate.store.client.link import Arg, Link, LinkLost, LinkTimeout, NodeClock, Reply, ServerError
+from headgate.store.client.pending import Awaited
+from headgate.store.client.route import ROUTES, Route
 from headgate.store.errors import ELSEWHERE, LATER, NOT_RUN, as_problem
 from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
-from headgate.store.hints import Hints
 from headgate.store.keys import Thing
-from headgate.store.link import Arg, Link, LinkLost, LinkTimeout, NodeClock, Reply, ServerError
-from headgate.store.route import ROUTES, Route
-from headgate.store.script import Script, sha_of
+from headgate.store.scripts.script import Script, sha_of
 from headgate.store.settings import StoreSettings
 
 OPEN_SECONDS: Final = 5.0

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         User,
     )
     from headgate.waiting_room.policy import Policy, PolicyChange, QueueView
-    from headgate.waiting_room.room import WaitingRoom
     from headgate.waiting_room.settings import WaitingRoomSettings
+    from headgate.waiting_room.waiting_room import WaitingRoom
 
 __all__ = [
     "Beat",
@@ -43,5 +43,5 @@ __all__ = [
     "WaitingRoomSettings",
 ]
 
-_HOMES = ("settings", "model", "policy", "room")
+_HOMES = ("settings", "model", "policy", "waiting_room")
 __getattr__ = offered(__name__, __all__, [f"{__name__}.{home}" for home in _HOMES])

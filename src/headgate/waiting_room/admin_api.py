@@ -6,14 +6,15 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from headgate.kit.conditional import expected_version
-from headgate.kit.http import Access, Answer, Call, Operation, Wire
+from headgate.http.conditional import expected_version
+from headgate.http.routes import Access, Answer, Call, Operation
 from headgate.kit.problems import VersionConflict
+from headgate.kit.wire import Wire
 from headgate.store import Thing
 from headgate.waiting_room.policy import PolicyChange, QueueView
 from headgate.waiting_room.problems import QueueUnknown
 from headgate.waiting_room.queues import ANY_VERSION, Audit, History, Queues
-from headgate.waiting_room.room import WaitingRoom
+from headgate.waiting_room.waiting_room import WaitingRoom
 
 TAG: Final = "queues"
 IF_MATCH: Final = {

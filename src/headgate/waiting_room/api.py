@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from headgate.kit.http import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, Wire, event
+from headgate.http.routes import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, event
 from headgate.kit.ids import MemberId, ThingName
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
+from headgate.kit.wire import Wire
 from headgate.waiting_room.model import (
     DEFAULT_QUEUE,
     MOST_SESSIONS,
@@ -35,8 +36,8 @@ from headgate.waiting_room.problems import (
     TicketInvalid,
     TicketUsed,
 )
-from headgate.waiting_room.room import WaitingRoom
 from headgate.waiting_room.signing import STORE_TIME
+from headgate.waiting_room.waiting_room import WaitingRoom
 
 TAG: Final = "queue"
 NO_STORE: Final = {"Cache-Control": "no-store"}

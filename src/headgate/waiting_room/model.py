@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from headgate.kit.http import Wire
+from headgate.kit.wire import Wire
 
 DEFAULT_QUEUE: Final = "main"
 MOST_POLL_MS: Final = 30_000

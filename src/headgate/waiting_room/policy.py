@@ -10,12 +10,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from headgate.kit.http import Wire
+from headgate.http.networks import read_networks
+from headgate.http.path_rules import check_globs
 from headgate.kit.ids import display_text
 from headgate.kit.problems import InvalidRequest
 from headgate.kit.validation import explain
-from headgate.waiting_room.globs import check_globs
-from headgate.waiting_room.paths import read_networks
+from headgate.kit.wire import Wire
 
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]

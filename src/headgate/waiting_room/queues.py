@@ -11,10 +11,10 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from headgate.kit.http import Wire
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
+from headgate.kit.wire import Wire
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import Common, Memory, Remembered
 from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView

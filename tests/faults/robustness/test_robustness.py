@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.relay.judge import SlidingLog
-from headgate.relay.strict import Delays, StrictUpstream
+from headgate.cli.trial.strict_limits import SlidingLog
+from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from headgate.sdk import Headgate
 from tests.faults.robustness import checks
 from tests.faults.robustness.callers import (

@@ -1,0 +1,206 @@
+"""`headgate serve arena`: the game server, on a store or through a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from headgate.arena.door import TicketCheck
+from headgate.arena.server import Arena
+from headgate.arena.settings import ArenaSettings
+from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.local_store import local_store
+from headgate.cli.processes.ports import refuse_taken
+from headgate.cli.processes.presence import CLOCK_OFFSET, live_settings, process_record
+from headgate.cli.processes.process import begin, listen_operations, store_trouble, wrong_clock
+from headgate.cli.settings import ClientSettings, read_settings
+from headgate.cli.target import check_url
+from headgate.config.config import Config
+from headgate.config.dynamic import DEFINITIONS
+from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
+from headgate.config.settings import ConfigSettings
+from headgate.gateway.settings import GatewaySettings
+from headgate.http.operations import Ready
+from headgate.kit import traces
+from headgate.kit.life import Job, Life, run_jobs
+from headgate.kit.logs import LogSettings, get_logger
+from headgate.kit.problems import VersionConflict
+from headgate.kit.settings import Configuration
+from headgate.sdk import Headgate
+from headgate.sdk.registration import SeatRegistration
+from headgate.sdk.seats import Offer
+from headgate.store import Store, StoreSettings
+from headgate.waiting_room import PolicyChange, WaitingRoom
+from headgate.waiting_room.problems import QueueUnknown
+
+SPARE_SECONDS = 5.0
+LOOK_SECONDS = 0.5
+
+log = get_logger()
+
+
+async def arena(
+    *,
+    store: StoreUrl = None,
+    url: str | None = None,
+    host: Host = None,
+    port: int | None = None,
+    address: str | None = None,
+    queue: str | None = None,
+    capacity: int | None = None,
+    ops_port: OpsPort = None,
+    demo: Annotated[bool, Parameter(show=False, negative=())] = False,
+    leash: Leash = False,
+) -> int:
+    """Run the reference game server, a chat room behind a queue; any number of arenas may run.
+
+    Parameters
+    ----------
+    url
+        A gateway's URL in the place of a store, with the token in HEADGATE_TOKEN.
+    port
+        Port to listen on.
+    address
+        Where players reach it, if not at that host and port.
+    queue
+        The queue whose players it seats.
+    capacity
+        Seats that promotion fills.
+    demo
+        Make the queue if it does not exist.
+    """
+    configuration = read_settings(
+        store__url=("--store", store),
+        client__url=("--url", url),
+        arena__host=("--host", host),
+        arena__port=("--port", port),
+        arena__address=("--address", address),
+        arena__queue=("--queue", queue),
+        arena__capacity=("--capacity", capacity),
+        ops__port=("--ops-port", ops_port),
+    )
+    begin(configuration, "arena", leash=leash)
+    settings = configuration[ArenaSettings]
+    refuse_taken(settings.host, settings.port, "--port")
+    async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life, leash=leash) as hg:
+        backend, game = hg.backend, Arena(settings)
+
+        async def why_not() -> str | None:
+            if life.quiet.is_set():
+                return "stopping"
+            return await store_trouble(backend) if isinstance(backend, Store) else None
+
+        if demo:
+            await _make_queue(hg, settings)
+        jobs = _jobs(backend, configuration) if isinstance(backend, Store) else []
+        beside = asyncio.ensure_future(run_jobs(jobs, life.quiet))
+        try:
+            await life.run(_serve(game, hg, configuration, life, why_not))
+        finally:
+            beside.cancel()
+            await asyncio.wait((beside,))
+    traces.close()
+    return 0
+
+
+@asynccontextmanager
+async def _client(configuration: Configuration, life: Life, *, leash: bool) -> AsyncIterator[Headgate]:
+    """Open the way to the waiting room: a gateway if one is named, else the store."""
+    client, settings = configuration[ClientSettings], configuration[ArenaSettings]
+    if client.url:
+        check_url(client.url, configuration.origin("client.url"))
+    if client.url.startswith(("http://", "https://")):
+        async with Headgate(client.url, token=client.token or None, namespace=settings.namespace) as hg:
+            yield hg
+        return
+    prefix = configuration[StoreSettings].prefix
+    async with local_store(configuration, life.end, alone=False, leash=leash) as store_url:
+        async with Headgate(store_url, prefix=prefix, namespace=settings.namespace, needs_store=True) as hg:
+            yield hg
+
+
+async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: Life, why_not: Ready) -> None:
+    """Offer seats and let players in until told to stop, then drain."""
+    settings = configuration[ArenaSettings]
+    async with game.open() as port:
+        offer = hg.queue.offer_seats(
+            capacity=settings.capacity,
+            max_capacity=settings.max_capacity,
+            address=settings.address or f"ws://{settings.host}:{port}/gameserver",
+            queue=settings.queue,
+        )
+        record = msgspec.structs.replace(process_record("arena", settings.host, port), protocol="tcp")
+        offer.registration = SeatRegistration(hg.registry, record, lambda: _clock(hg))
+        async with listen_operations(configuration, why_not, lambda: wrong_clock(hg.backend)) as ops_port:
+            if not await _queue_exists(hg, settings.queue, life):
+                return
+            # Before the first heartbeat: whoever is called by it may be here before its answer is.
+            game.offer(offer, _check(hg, offer, configuration))
+            async with offer:
+                log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
+                await life.quiet.wait()
+                await game.drain()
+    log.info("arena stopped")
+
+
+def _clock(hg: Headgate) -> dict[str, float]:
+    """Give the figure that reports this process's clock; through a gateway nothing says what the store's is."""
+    return {CLOCK_OFFSET: float(round(hg.backend.clock_offset()))} if isinstance(hg.backend, Store) else {}
+
+
+def _jobs(store: Store, configuration: Configuration) -> list[Job]:
+    """Give what this process does beside its work; through a gateway an arena is a guest and does none of it."""
+    config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
+    return [
+        Job("live settings", live_settings(config, usual=configuration[LogSettings].level).run),
+    ]
+
+
+async def _make_queue(hg: Headgate, settings: ArenaSettings) -> None:
+    """Make the queue whose seats are the arenas', unless it is there; one that was changed stays as it is."""
+    if isinstance(hg.backend, Store):
+        queues = WaitingRoom(hg.backend).queues
+        with suppress(VersionConflict):
+            await queues.configure(
+                queues.thing(settings.namespace, settings.queue), PolicyChange(), who="headgate up", expected=0
+            )
+
+
+async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
+    """Wait for the queue to be made, if it is not there yet; False if told to stop before that."""
+    told = False
+    while not life.quiet.is_set():
+        try:
+            await hg.queue.board(queue)
+        except QueueUnknown:
+            if not told:
+                log.warning("there is no such queue yet; waiting for it", queue=queue)
+            told = True
+        else:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await life.quiet.wait()
+    return False
+
+
+def _check(hg: Headgate, offer: Offer, configuration: Configuration) -> TicketCheck:
+    """Give what checks a signed ticket: with our own keys beside a store, with a gateway's through a gateway."""
+    backend, keys = hg.backend, configuration[GatewaySettings].signing_keys
+    namespace = configuration[ArenaSettings].namespace
+    room = WaitingRoom(backend, signing_keys=keys) if isinstance(backend, Store) else None
+
+    async def check(ticket: str) -> str:
+        if room is None or not isinstance(backend, Store):
+            return (await hg.queue.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id)).jti
+        public = await room.public_keys()
+        return public.check_ticket(
+            ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace, now=backend.now()
+        ).jti
+
+    return check

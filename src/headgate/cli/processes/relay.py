@@ -1,0 +1,64 @@
+"""`headgate serve relay`: the process that keeps a relay's workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.parent import relay_application, serve_edge
+from headgate.cli.processes.process import begin
+from headgate.cli.settings import read_settings
+from headgate.gateway.settings import GatewaySettings
+from headgate.kit.settings import Configuration
+from headgate.relay.settings import RelaySettings
+
+SPARE_SECONDS = 2.0
+
+
+async def relay(
+    *,
+    store: StoreUrl = None,
+    host: Host = None,
+    port: int | None = None,
+    ops_port: OpsPort = None,
+    workers: int | None = None,
+    demo: Annotated[bool, Parameter(negative=(), show=False)] = False,
+    leash: Leash = False,
+) -> int:
+    """Run the forwarding proxy; any number of relays may run.
+
+    Parameters
+    ----------
+    port
+        Port to listen on (8082 unless set).
+    workers
+        Processes that relay requests.
+    demo
+        Also run a strict upstream to try it on.
+    """
+    configuration = read_settings(
+        store__url=("--store", store),
+        gateway__host=("--host", host),
+        relay__port=("--port", port),
+        relay__workers=("--workers", workers),
+        ops__port=("--ops-port", ops_port),
+    )
+    begin(configuration, "relay", leash=leash)
+    edge = relay_edge(configuration)
+    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False, leash=leash)
+    return 0
+
+
+def relay_edge(configuration: Configuration) -> GatewaySettings:
+    """Give the settings of a relay's listener: those of a gateway, with the port, workers and deadline of a relay."""
+    settings = configuration[RelaySettings]
+    return msgspec.structs.replace(
+        configuration[GatewaySettings],
+        port=settings.port,
+        workers=settings.workers,
+        stop_seconds=settings.drain_seconds + SPARE_SECONDS,
+    )

@@ -1,0 +1,96 @@
+"""Who may come in: the caller's token, the limits of the client's address, the namespace."""
+
+from __future__ import annotations
+
+from headgate.gateway.console import Sessions
+from headgate.gateway.limits import Limiter, MakeBuckets, limiters
+from headgate.gateway.settings import GatewaySettings
+from headgate.gateway.tokens import Keyring
+from headgate.http.client_addresses import Clients
+from headgate.http.exchange import Exchange
+from headgate.http.routes import ANONYMOUS, Access, Caller
+from headgate.kit.ids import thing_name
+from headgate.kit.problems import Forbidden, Unauthorized
+
+DEFAULT_NAMESPACE = "default"
+
+
+class Door:
+    """Decides for each request who its caller is and whether they may go on."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        settings: GatewaySettings,
+        sessions: Sessions | None = None,
+        shared: MakeBuckets | None = None,
+    ) -> None:
+        self.limits = limiters(settings.limits, shared)
+        self._clients = Clients(settings.trusted_proxies)
+        self._failures = self.limits["unauthorized"]
+        self._keyring = keyring
+        self._sessions = sessions
+
+    def enter(
+        self, exchange: Exchange, access: Access, limiter: Limiter | None, *, bearer: bool = True
+    ) -> tuple[Caller, str]:
+        """Give the caller and the client's address, or raise.
+
+        On a public route a token is welcome but not needed, and one that we do not know counts as none: behind a proxy,
+        `Authorization` may belong to the site. Callers with a token are not held to the limits of an address, nor is
+        a proxy of ours that asks for itself.
+        """
+        target = exchange.target
+        client, ours = self.client(exchange)
+        headers = target.headers
+        secret = headers.get(b"x-api-token")
+        if secret is None and bearer and b"authorization" in headers:
+            secret = _bearer(headers[b"authorization"])
+        caller = ANONYMOUS if secret is None else self._keyring.caller(secret) or ANONYMOUS
+        if access is not Access.PUBLIC:
+            if secret is None and self._sessions is not None and b"cookie" in headers:
+                caller = self._sessions.caller(target.method, headers) or ANONYMOUS
+            if caller is ANONYMOUS:
+                self._failures.take_address(client)
+                raise Unauthorized("Send a token in X-API-Token." if secret is None else "This token is not valid.")
+            if not caller.may(access):
+                raise Forbidden(f"This needs a token with the role {access}, not {caller.role}.")
+        elif caller is ANONYMOUS and limiter is not None and not ours:
+            limiter.take_address(client)
+        return caller, client
+
+    def spend(self, exchange: Exchange, caller: Caller, limit: str) -> None:
+        """Count a request against a limit of its client's address that its route does not name; raises RateLimited.
+
+        A caller with a token is counted too. A service that asks the gate for its visitors is believed whose address it
+        forwards; one that forwards none asks for itself and is not counted.
+        """
+        vouched = caller.may(Access.SERVICE)
+        client, ours = self._clients.address(exchange.client, exchange.target.head.pairs, vouched=vouched)
+        if not ours:
+            self.limits[limit].take_address(client)
+
+    def client(self, exchange: Exchange) -> tuple[str, bool]:
+        """Give the client's address, and whether it is one of our own proxies that asks for itself."""
+        return self._clients.address(exchange.client, exchange.target.head.pairs)
+
+
+def chosen_namespace(caller: Caller, wanted: str | None) -> str:
+    """Give the namespace of a call: the one asked for, else the only one of the caller, else the default."""
+    if wanted is None:
+        return caller.namespace or DEFAULT_NAMESPACE
+    if caller.namespace is not None and wanted != caller.namespace:
+        raise Forbidden(f"This token may only be used in the namespace {caller.namespace}.")
+    return thing_name(wanted, "namespace")
+
+
+def refuse_limited(caller: Caller, access: Access) -> None:
+    """Keep a token that is limited to a namespace out of what belongs to all of them."""
+    if caller.namespace is not None and access is not Access.PUBLIC:
+        raise Forbidden(f"This token may only be used in the namespace {caller.namespace}; this route has none.")
+
+
+def _bearer(authorization: bytes) -> bytes | None:
+    if authorization[:7].lower() != b"bearer ":
+        return None
+    return authorization[7:].strip()

@@ -1,0 +1,253 @@
+"""Reading a request: its query and its body become structs, or a problem that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from headgate.http.exchange import Exchange
+from headgate.http.request_head import sieve
+from headgate.http.routes import ClientGone
+from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
+from headgate.kit.validation import explain, flat
+
+NAMESPACE = "namespace"
+_WORD = re.compile(r"\^(?:\(\?!\\\.\\\.\?\\Z\))?(?P<sign>\[[^\]]+\])\{1,(?P<most>\d+)\}\\Z")
+_DOTS = (b".", b"..")
+
+
+class MediaUnsupported(HeadgateError):
+    """Send the body as application/json in UTF-8, not compressed."""
+
+    code, status = "media_unsupported", 415
+
+
+class BodyTimeout(HeadgateError):
+    """The request's body did not arrive in time."""
+
+    code, status = "body_timeout", 408
+
+
+class QueryReader:
+    """Turns a query string into a struct; refuses parameters that the struct does not have, unless it bears them."""
+
+    def __init__(self, kind: type[msgspec.Struct] | None, *, namespaced: bool) -> None:
+        self._kind = kind
+        info = msgspec.inspect.type_info(kind) if kind is not None else None
+        fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
+        self._lists = frozenset(field.encode_name for field in fields if _is_list(field.type))
+        self._floats = tuple(field.name for field in fields if _is_float(field.type))
+        self._bears_more = kind is not None and not kind.__struct_config__.forbid_unknown_fields
+        names = {field.encode_name for field in fields}
+        self._takes_namespace = namespaced and NAMESPACE not in names
+        self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
+        self._words: dict[bytes, tuple[str, bytes, int]] = {}
+        if not hasattr(kind, "__post_init__"):
+            words = ((field.encode_name.encode(), _word(field)) for field in fields if field.encode_name != NAMESPACE)
+            self._words = {name: word for name, word in words if word is not None}
+        # What no query at all gives: always the same, unless a field is needed or could be changed.
+        self._nothing: msgspec.Struct | None = None
+        if kind is not None and not self._lists and not any(field.required for field in fields):
+            self._nothing = msgspec.convert({}, kind)
+
+    def read(self, query: bytes) -> tuple[Any, str | None]:
+        """Give the struct (None where the route has none) and the namespace that was asked for."""
+        if not query and (self._kind is None or self._nothing is not None):
+            return self._nothing, None
+        if self._words:
+            made = self._read_words(query)
+            if made is not None:
+                return made, None
+        values: dict[str, Any] = self._values(query) if query else {}
+        namespace = values.get(NAMESPACE)
+        if self._takes_namespace:
+            values.pop(NAMESPACE, None)
+        if self._kind is None:
+            return None, namespace
+        try:
+            made = msgspec.convert(values, self._kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise invalid(error, self._kind) from error
+        for name in self._floats:
+            value = getattr(made, name)
+            if isinstance(value, float) and not isfinite(value):
+                raise InvalidRequest(f"{name} must be a finite number.", field=name)
+        return made, namespace
+
+    def _read_words(self, query: bytes) -> Any:
+        """Read a query of nothing but names and ids, as most are, at less cost; None if there is more to it."""
+        values = {}
+        for pair in query.split(b"&"):
+            name, _, value = pair.partition(b"=")
+            word = self._words.get(name)
+            if word is None:
+                return None
+            attribute, signs, most = word
+            if not value or len(value) > most or value.translate(signs) != value or attribute in values:
+                return None
+            if value in _DOTS:
+                return None  # which some names may not be
+            values[attribute] = value.decode()
+        try:
+            return self._kind(**values)  # type: ignore[misc]  # a query with words in it has a struct
+        except TypeError:
+            return None  # one is missing, and it will be said which
+
+    def _values(self, query: bytes) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        names = self._names
+        encoded = b"%" in query or b"+" in query
+        for pair in query.split(b"&"):
+            raw, _, value = pair.partition(b"=")
+            name = names.get(raw)
+            if name is None:
+                if not pair:
+                    continue
+                name = _text(raw, "a parameter's name", encoded)
+                if name.encode() not in names:
+                    if self._bears_more:
+                        continue
+                    raise _unknown(name)
+            text = _text(value, name, encoded)
+            if name in self._lists:
+                values.setdefault(name, []).append(text)
+            elif name in values:
+                raise InvalidRequest(f"{name} is given twice.", field=name)
+            else:
+                values[name] = text
+        return values
+
+
+class BodyReader:
+    """Reads a body up to a limit and decodes it."""
+
+    def __init__(self, kind: type[Any], *, limit: int, seconds: float, optional: bool) -> None:
+        self._kind = kind
+        self._decode: Callable[[bytes], Any] | None = None if kind is bytes else msgspec.json.Decoder(kind).decode
+        self._limit = limit
+        self._seconds = seconds
+        self._optional = optional
+
+    def read(self, exchange: Exchange) -> Any:
+        """Give the decoded body, all of which is here; None if there is none and none is needed."""
+        self._check(exchange.target.headers)
+        return self._decoded(exchange.body() or b"")
+
+    async def read_later(self, exchange: Exchange) -> Any:
+        """Give the decoded body, which is still on its way."""
+        self._check(exchange.target.headers)
+        body = exchange.body()
+        return self._decoded(await self._arrived(exchange) if body is None else body)
+
+    def _decoded(self, body: bytes) -> Any:
+        if len(body) > self._limit:
+            raise self._too_large()
+        if self._decode is None:
+            return body
+        if not body and self._optional:
+            return None
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            raise invalid(error, self._kind) from error
+        except (ValueError, RecursionError) as error:
+            raise malformed(error) from error
+
+    def _check(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length")
+        if length is not None and length.isdigit() and int(length[:20]) > self._limit:
+            raise self._too_large()
+        if self._decode is None:
+            return
+        media = headers.get(b"content-type")
+        if media is not None and media != b"application/json" and not _is_json(media):
+            raise MediaUnsupported
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise MediaUnsupported
+
+    async def _arrived(self, exchange: Exchange) -> bytes:
+        """Wait for a body that is still on its way, as long as it may take."""
+        chunks, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self._seconds):
+                while more and size <= self._limit:
+                    message = await exchange.receive()
+                    if message["type"] != "http.request":
+                        raise ClientGone
+                    chunks.append(message["body"])
+                    size += len(chunks[-1])
+                    more = message["more_body"]
+        except TimeoutError:
+            raise BodyTimeout from None
+        return b"".join(chunks)
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"The request body is larger than {self._limit} bytes.", limit=self._limit)
+
+
+def invalid(error: msgspec.ValidationError, kind: Any = None) -> InvalidRequest:
+    """Say which field was wrong, and how; `kind` is the type that was expected."""
+    sentence, field = explain(error, kind)
+    return InvalidRequest(sentence, field=field) if field else InvalidRequest(sentence)
+
+
+def malformed(error: Exception) -> Malformed:
+    """Say why a body could not be read at all."""
+    if isinstance(error, RecursionError):
+        return Malformed("The JSON is nested too deeply.")
+    if isinstance(error, UnicodeError):
+        return Malformed("The JSON is not UTF-8.")
+    return Malformed(f"The body is not JSON: {flat(str(error)[:200])}.")
+
+
+def _unknown(name: str) -> InvalidRequest:
+    name = flat(name[:64])
+    return InvalidRequest(f"There is no query parameter named `{name}`.", field=name)
+
+
+def _text(raw: bytes, name: str, encoded: bool) -> str:
+    try:
+        if encoded:
+            return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is not UTF-8.", field=name) from error
+
+
+def _is_json(media: bytes) -> bool:
+    kind, _, parameters = media.lower().partition(b";")
+    kind = kind.strip()
+    charset = parameters.replace(b" ", b"").replace(b'"', b"").partition(b"charset=")[2]
+    return (kind == b"application/json" or kind.endswith(b"+json")) and charset.partition(b";")[0] in (b"", b"utf-8")
+
+
+def _word(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
+    """Give attribute, sieve and most length of a field that takes any of certain signs; None if there is more to it."""
+    kind = field.type
+    if not isinstance(kind, msgspec.inspect.StrType) or kind.pattern is None:
+        return None
+    form = _WORD.fullmatch(kind.pattern)
+    if form is None or kind.min_length is not None or kind.max_length is not None:
+        return None
+    sign = re.compile(form["sign"])
+    if sign.fullmatch("%") or sign.fullmatch("+"):
+        return None  # in a query these stand for others
+    return field.name, sieve(code for code in range(128) if sign.fullmatch(chr(code))), int(form["most"])
+
+
+def _is_list(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(_is_list(part) for part in kind.types)
+    return isinstance(kind, msgspec.inspect.CollectionType)
+
+
+def _is_float(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(_is_float(part) for part in kind.types)
+    return isinstance(kind, msgspec.inspect.FloatType)

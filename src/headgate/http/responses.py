@@ -1,0 +1,163 @@
+"""Writing answers: JSON, problems and streams, each with the same headers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
+from math import ceil
+
+import msgspec
+
+from headgate.http.routes import EVENTS, JSON, Answer, Call, Send, Stream, cancelled, event, header_value
+from headgate.kit.problems import HeadgateError, MethodNotAllowed, RateLimited, Unauthorized
+
+Headers = list[tuple[bytes, bytes]]
+
+PROBLEM = "application/problem+json"
+KEEP_ALIVE_SECONDS = 15.0
+SEND_SECONDS = 30.0
+
+_SECURITY = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+encode = msgspec.json.Encoder().encode
+_encode_any = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
+    named = {**_SECURITY, **({"content-type": content_type} if content_type else {})}
+    named |= {name.lower(): value for name, value in own.items()}
+    return [(name.encode("latin-1"), header_value(value)) for name, value in named.items()]
+
+
+def block(headers: Headers) -> bytes:
+    """Write headers as the lines that go out."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+@lru_cache(maxsize=256)
+def _plain_block(content_type: str | None) -> bytes:
+    return block(_headers(content_type, {}))
+
+
+_JSON_BLOCK = _plain_block(JSON)
+_PROBLEM_BLOCK = _plain_block(PROBLEM)
+_NO_BLOCK = _plain_block(None)
+
+
+def rendered(result: object, status: int) -> tuple[int, bytes, bytes]:
+    """Turn what a handler returned into status, header lines and body."""
+    if result is None:
+        return 204, _NO_BLOCK, b""
+    if not isinstance(result, Answer):
+        return status, _JSON_BLOCK, encode(result)
+    body = result.body
+    if body is None:
+        return result.status, block(_headers(None, result.headers)), b""
+    if isinstance(body, str):
+        body = body.encode()
+    elif not isinstance(body, bytes):
+        body = encode(body)
+    if result.headers:
+        return result.status, block(_headers(result.content_type, result.headers)), body
+    return result.status, _plain_block(result.content_type), body
+
+
+def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
+    """Turn an error into an RFC 9457 document."""
+    document = error.document()
+    document["requestId"] = request_id
+    headers: Headers = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(ceil(error.retry_after), 1)))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b'Bearer realm="headgate"'))
+    elif isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", str(error.members.get("allow", "")).encode()))
+    elif isinstance(error, RateLimited) and "policy" in error.members:
+        policy = str(document.pop("policy")).encode()
+        remaining = b"%b;r=0;t=%d" % (policy.partition(b";")[0], ceil(error.retry_after or 1))
+        headers += [(b"ratelimit-policy", policy), (b"ratelimit", remaining)]
+    return error.status, _PROBLEM_BLOCK + block(headers), _encode_any(document)
+
+
+def last_problem(error: HeadgateError) -> tuple[int, bytes]:
+    """Give the status of a problem that ends a connection, and all that follows its first line."""
+    request_id = secrets.token_hex(8)
+    status, head, body = problem(error, request_id)
+    own = b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+    return status, head + own + body
+
+
+def stream_headers(stream: Stream) -> Headers:
+    """Give the headers of a stream; proxies are asked not to hold it back."""
+    return _headers(stream.content_type, {"x-accel-buffering": "no", **stream.headers})
+
+
+class StreamRunner:
+    """Sends a stream's chunks until it ends, the client leaves, the gateway stops or the client stops reading."""
+
+    def __init__(self, stream: Stream, call: Call, send: Send) -> None:
+        self._chunks = stream.chunks
+        self._events = stream.content_type == EVENTS
+        self._call = call
+        self._send = send
+        self._sending = False
+        self._sent_at = 0.0
+
+    async def run(self) -> None:
+        """Send it all; errors that come up on the way end it."""
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        pump = asyncio.ensure_future(self._pump())
+        departure = self._call.departure()
+        try:
+            while not pump.done() and not departure.done():
+                quiet_for = loop.time() - self._sent_at
+                patience = SEND_SECONDS if self._sending else KEEP_ALIVE_SECONDS
+                if quiet_for < patience:
+                    await asyncio.wait(
+                        (pump, departure), timeout=patience - quiet_for, return_when=asyncio.FIRST_COMPLETED
+                    )
+                elif self._sending:
+                    break
+                elif self._events:
+                    await self._put(b":\n\n")
+                else:
+                    self._sent_at = loop.time()
+            if pump.done():
+                pump.result()
+        finally:
+            await cancelled(pump)
+            await close_chunks(self._chunks)
+
+    async def _pump(self) -> None:
+        try:
+            async for chunk in self._chunks:
+                await self._put(chunk)
+        except HeadgateError as error:
+            if not self._events:
+                raise
+            document = {**error.document(), "requestId": self._call.request_id}
+            await self._put(event("problem", _encode_any(document)))
+
+    async def _put(self, chunk: bytes) -> None:
+        self._sending = True
+        self._sent_at = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._sending = False
+        # The server's send need not suspend, and after a disconnect it never does: without this pause a stream that always
+        # has more to say would keep the loop from noticing that the client has left.
+        await asyncio.sleep(0)
+
+
+async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
+    """Let a generator that will not be read any further clean up."""
+    close = getattr(chunks, "aclose", None)
+    if close is not None:
+        await close()

@@ -1,0 +1,387 @@
+"""The registry: instances register, renew, are found, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Final, cast
+
+import msgspec
+
+from headgate.http.paging import batches
+from headgate.kit.ids import member_id, thing_name
+from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreFull
+from headgate.registry import metrics
+from headgate.registry.directory import Directory, RecentGroups, groups_of
+from headgate.registry.filters import Filter
+from headgate.registry.journal import Journals
+from headgate.registry.looks import Looks
+from headgate.registry.model import (
+    Beat,
+    Instance,
+    Json,
+    Listing,
+    OverrideChange,
+    Record,
+    Registered,
+    ServiceSummary,
+    UnknownInstance,
+    check_json,
+    new_nonce,
+)  # fmt: skip
+from headgate.registry.settings import RegistrySettings
+from headgate.registry.views import Look, kept, read_view
+from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
+from headgate.store.errors import as_problem
+from headgate.store.watch.feed import Feed, Snapshot
+
+REGISTER = script(__package__, "register")
+HEARTBEAT = script(__package__, "heartbeat")
+REMOVE = script(__package__, "remove")
+OVERRIDE = script(__package__, "override")
+PROTECTION = script(__package__, "protection")
+SETTLE = script(__package__, "settle")
+
+NOTE_SECONDS: Final = 20.0
+NOTE_ANEW_SECONDS: Final = 0.05
+SWEEP_IN_MS: Final = 200
+GROUPS_AT_ONCE: Final = 64
+PART: Final = "service"
+BEATS_AT_ONCE: Final = 250
+REGISTERS_AT_ONCE: Final = 32
+SETTLED_AT_ONCE: Final = 500
+
+
+class Registry:
+    """All services of a store."""
+
+    def __init__(self, store: Store, settings: RegistrySettings | None = None) -> None:
+        self.store = store
+        self.settings = settings or RegistrySettings()
+        self.index = Index(store, PART)
+        self.checks = Index(store, "check")
+        self.directory = Directory(store)
+        self.recent_groups = RecentGroups(store, self.index)
+        self.feed: Feed[Instance] = Feed(
+            store,
+            self._snapshot,
+            settle=self._settle,
+            open_watches=metrics.WATCHERS,
+            lag=metrics.WATCH_LAG,
+        )
+        self.journals = Journals(self)
+        settings = self.settings
+        beat_shared = (settings.history,)
+        self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
+        register_shared = (
+            settings.history,
+            int(settings.override_seconds * 1000),
+            settings.most_instances,
+            settings.protect_from,
+            settings.protect_share,
+        )
+        self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
+        self._things: dict[tuple[str, str, str], Thing] = {}
+        self._noted: dict[Thing, float] = {}
+        self._looks = Looks(store, settings, self.feed.settle)
+
+    def service(self, namespace: str, type: str, group: str) -> Thing:
+        """Name a service; both names are checked."""
+        key = (namespace, type, group)
+        thing = self._things.get(key)
+        if thing is None:
+            thing = self.store.thing(PART, namespace, f"{thing_name(type, 'type')}/{thing_name(group, 'group')}")
+            if len(self._things) > 10_000:
+                self._things.clear()
+            self._things[key] = thing
+        return thing
+
+    async def register(
+        self, namespace: str, record: Record, *, nonce: str | None = None, registration: int | None = None
+    ) -> Registered:
+        """Register an instance, or replace the one that has its id.
+
+        Asked again with the same nonce, it is the same registration. One that comes back gives the number it had, and is
+        refused if another has registered under its id since.
+        """
+        return await self._write(namespace, record, "register", registration, nonce)
+
+    async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
+        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it.
+
+        A full store only renews the lease of an instance that it knows, with its metrics.
+        """
+        try:
+            return await self._write(namespace, record, "renew", registration, None)
+        except StoreFull as full:
+            thing = self.service(namespace, record.type, record.group)
+            beat = Beat(record.instance_id, metrics=record.metrics, registration=registration)
+            try:
+                number = await self.beat(thing, beat)
+            except UnknownInstance:
+                raise full from None
+            ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
+            return Registered(record.instance_id, (await self.look(thing)).revision, number, ttl_seconds)
+
+    async def heartbeat(self, namespace: str, type: str, group: str, beat: Beat) -> int:
+        """Renew an instance's lease with what the beat brings; give its registration number."""
+        return await self.beat(self.service(namespace, type, group), beat)
+
+    async def beat(self, thing: Thing, beat: Beat) -> int:
+        """Renew a lease in a service; concurrent beats share one call."""
+        await self._note(thing)
+        try:
+            reply = await self._beats.call(thing, *_item(beat))
+        except HeadgateError as error:
+            metrics.HEARTBEATS.labels(error.code).inc()
+            raise
+        metrics.RENEWED.inc()
+        return int(cast("bytes", reply))
+
+    async def beat_many(self, thing: Thing, beats: Sequence[Beat]) -> list[int | HeadgateError]:
+        """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
+        await self._note(thing)
+        outcomes: list[int | HeadgateError] = []
+        for first in range(0, len(beats), BEATS_AT_ONCE):
+            items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
+            reply = await self.store.run(HEARTBEAT, thing, self.settings.history, *items)
+            for each in cast("list[bytes | ServerError]", reply):
+                outcome = as_problem(each) if isinstance(each, ServerError) else int(each)
+                metrics.HEARTBEATS.labels("ok" if isinstance(outcome, int) else outcome.code).inc()
+                outcomes.append(outcome)
+        return outcomes
+
+    async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
+        """Find the type and group of an instance that is known by its id alone."""
+        found = await self.directory.find(namespace, member_id(instance_id, "instanceId"))
+        if found is None:
+            raise UnknownInstance
+        type_, _, group = found.partition("/")
+        return type_, group
+
+    async def remove(
+        self,
+        namespace: str,
+        type: str,
+        group: str,
+        instance_id: str,
+        *,
+        registration: int | None = None,
+        nonce: str | None = None,
+        reason: str = "removed",
+        evict_seconds: float = 0,
+    ) -> bool:
+        """Take an instance out; False if it was not there. With a time, it may not come back until then.
+
+        With a registration, whoever registered later is not taken out (Superseded); with a nonce alone, nobody but whom that
+        attempt has registered.
+        """
+        thing = self.service(namespace, type, group)
+        if evict_seconds:
+            await self._note(thing, anew=True)
+        reply = cast(
+            "list[bytes | int]",
+            await self.store.run(
+                REMOVE,
+                thing,
+                self.settings.history,
+                int(self.settings.override_seconds * 1000),
+                member_id(instance_id, "instanceId"),
+                "" if registration is None else registration,
+                nonce or "",
+                reason,
+                int(evict_seconds * 1000),
+            ),
+        )
+        if nonce is None or reply[1] == 1:  # else it may be another's
+            await self.directory.forget(namespace, thing.name, [instance_id])
+        return reply[1] == 1
+
+    async def override(
+        self, namespace: str, type: str, group: str, instance_id: str, change: OverrideChange
+    ) -> Instance:
+        """Set what an operator decides for an instance."""
+        thing = self.service(namespace, type, group)
+        words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
+        view = await self.store.run(
+            OVERRIDE, thing, self.settings.history, member_id(instance_id, "instanceId"), *words
+        )
+        return read_view(cast("bytes", view))
+
+    async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
+        """Switch a service's mass-expiry protection to auto or off."""
+        thing = self.service(namespace, type, group)
+        if mode not in ("auto", "off"):
+            raise InvalidRequest("protection is auto or off.", field="protection")
+        if await self.store.run(PROTECTION, thing, mode) != 1:
+            raise NotFound(f"There is no service {type}/{group}.")
+
+    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
+        """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
+        return await self._looks.take(thing, healthy, tuple(filters))
+
+    async def discover(
+        self,
+        namespace: str,
+        type: str,
+        group: str | None = None,
+        *,
+        healthy: bool | None = None,
+        filters: Sequence[Filter] = (),
+    ) -> Listing:
+        """Find instances of a service, or of all groups of a type."""
+        if group is not None:
+            return (await self.look(self.service(namespace, type, group), healthy=healthy, filters=filters)).listing()
+        looks = await self.looks(namespace, type, healthy=healthy, filters=filters)
+        return Listing(
+            instances=[instance for look in looks.values() for instance in look.instances],
+            revision=max((look.revision for look in looks.values()), default=0),
+            epoch=max((look.epoch for look in looks.values()), default="0"),
+            revisions={name: look.revision for name, look in looks.items()},
+            epochs={name: look.epoch for name, look in looks.items()},
+        )
+
+    async def looks(
+        self,
+        namespace: str,
+        type: str,
+        *,
+        healthy: bool | None = None,
+        filters: Sequence[Filter] = (),
+        groups: Mapping[str, Thing] | None = None,
+    ) -> dict[str, Look]:
+        """See every group of a type, or some of them."""
+        if groups is None:
+            groups = await self.groups(namespace, type)
+        turn = asyncio.Semaphore(GROUPS_AT_ONCE)
+
+        async def look(thing: Thing) -> Look:
+            async with turn:
+                return await self.look(thing, healthy=healthy, filters=filters)
+
+        found = await asyncio.gather(*(look(thing) for thing in groups.values()))
+        return dict(zip(groups, found, strict=True))
+
+    async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
+        """Give the groups of a type that may exist."""
+        thing_name(type, "type")
+        return groups_of(await self.index.list(namespace), type)
+
+    async def services(
+        self, namespace: str, *, limit: int | None = None, page: str | None = None
+    ) -> tuple[list[ServiceSummary], str | None]:
+        """Tell what exists after a page, with counts, and the next page; services without instances are left out."""
+        things = sorted(await self.index.list(namespace), key=lambda thing: thing.name)
+        found: list[ServiceSummary] = []
+        for batch in batches([thing for thing in things if page is None or thing.name > page], GROUPS_AT_ONCE):
+            summaries = await asyncio.gather(*(self._summary(thing) for thing in batch))
+            found += [each for each in summaries if each.instances]
+            if limit is not None and len(found) > limit:
+                last = found[limit - 1]
+                return found[:limit], f"{last.type}/{last.group}"
+        return found, None
+
+    async def _summary(self, thing: Thing) -> ServiceSummary:
+        look = await self.look(thing)
+        type_, _, group = thing.name.partition("/")
+        return ServiceSummary(
+            type=type_,
+            group=group,
+            instances=len(look.instances),
+            healthy=sum(instance.available for instance in look.instances),
+            revision=look.revision,
+            protection=look.protection,
+        )
+
+    async def _write(
+        self, namespace: str, record: Record, mode: str, registration: int | None, nonce: str | None
+    ) -> Registered:
+        record = record.checked()
+        thing = self.service(namespace, record.type, record.group)
+        await self._note(thing, anew=True)
+        if record.check:
+            await self.checks.put(thing, SWEEP_IN_MS)
+        noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
+        try:
+            return await self._register(thing, record, mode, registration, nonce or new_nonce())
+        finally:
+            await noting
+
+    async def _register(
+        self, thing: Thing, record: Record, mode: str, registration: int | None, nonce: str
+    ) -> Registered:
+        ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
+        interval_ms = record.check.interval_seconds * 1000 if record.check else 0
+        try:
+            reply = await self._registers.call(
+                thing,
+                record.instance_id,
+                mode,
+                "" if registration is None else registration,
+                nonce,
+                int(ttl_seconds * 1000),
+                int(record.ephemeral),
+                int(record.healthy),
+                kept(record),
+                check_json(record.metadata, "metadata"),
+                check_json(record.metrics, "metrics"),
+                msgspec.json.encode(record.check) if record.check else "",
+                int(random.uniform(0, min(interval_ms, 5000))),  # checks of instances that start together are spread
+            )
+        except HeadgateError as error:
+            metrics.REGISTRATIONS.labels(error.code).inc()
+            raise
+        metrics.REGISTERED.inc()
+        revision, number = (int(part) for part in cast("list[bytes]", reply))
+        return Registered(record.instance_id, revision, number, ttl_seconds)
+
+    async def _note(self, thing: Thing, *, anew: bool = False) -> None:
+        """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
+
+        A registration notes it anew: an empty service is visited rarely, and this one will have a lease to watch. Those that
+        come together share one note: nobody visits the service before it is due.
+        """
+        now = monotonic()
+        if now - self._noted.get(thing, -NOTE_SECONDS) < (NOTE_ANEW_SECONDS if anew else NOTE_SECONDS):
+            return
+        if len(self._noted) > 10_000:
+            self._noted.clear()
+        await self.index.put(thing, SWEEP_IN_MS)
+        self._noted[thing] = now
+
+    async def _settle(self, thing: Thing) -> None:
+        """Give everybody in a service one lease after an outage; otherwise note that whoever is late was seen dead."""
+        settings = self.settings
+        while not await self.store.run(SETTLE, thing, SETTLED_AT_ONCE, settings.protect_from, settings.protect_share):
+            pass
+
+    async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
+        look = await self.look(thing)
+        return Snapshot(look.instances, look.revision, look.epoch)
+
+
+def _item(beat: Beat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
+    """Write a beat as the script takes it."""
+    return (
+        member_id(beat.instance_id, "instanceId"),
+        "" if beat.registration is None else beat.registration,
+        _json(beat.metrics, "metrics"),
+        _json(beat.metadata, "metadata"),
+        "" if beat.healthy is None else int(beat.healthy),
+    )
+
+
+def _json(value: Json | None, field: str) -> Arg:
+    return "" if value is None else check_json(value, field)
+
+
+def _flag(value: bool | msgspec.UnsetType | None) -> Arg:
+    return "" if value is msgspec.UNSET else "-" if value is None else int(bool(value))
+
+
+def _weight(value: float | msgspec.UnsetType | None) -> Arg:
+    if isinstance(value, msgspec.UnsetType):
+        return ""
+    return "-" if value is None else repr(float(value))

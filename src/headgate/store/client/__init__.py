@@ -1,0 +1,1 @@
+"""Connections to Valkey: addresses, routing over standalone, Sentinel and Cluster, and pub/sub."""

@@ -1,0 +1,1 @@
+"""Streams of changes that have revisions and can be resumed; the registry and config use them."""
