@@ -18,7 +18,7 @@ from bench.harness import Case, Contestant, Result, Server, bench_store, compare
 from bench.load import Request
 from bench.pushes import JSON, OURS, TOKEN, Change, Figures, gateway, post, pushes, speed
 from bench.report import publish
-from headgate.registry.model import Beat, Record
+from headgate.registry.model import InstanceBeat, Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
@@ -112,7 +112,7 @@ async def native(store: Standalone, servers: dict[str, Server], seconds: float) 
         thing = registry.service("default", "game", "g")
 
         def beat(number: int) -> Callable[[], Awaitable[object]]:
-            return lambda: registry.beat(thing, Beat(f"i{number}"))
+            return lambda: registry.beat(thing, InstanceBeat(f"i{number}"))
 
         pid = store.node.pid
         figures |= await speed(
@@ -218,7 +218,7 @@ async def growth(store: Standalone, most: int, seconds: float) -> Figures:
             things = [registry.service("default", "grow", f"g{number}") for number in range(size // 1000)]
             names = [(things[n // 1000], f"i{n}") for n in range(0, size, max(1, size // 5000))]
             words = f"with {size:,} instances"
-            beats = [lambda each=each: registry.beat(each[0], Beat(each[1])) for each in names]
+            beats = [lambda each=each: registry.beat(each[0], InstanceBeat(each[1])) for each in names]
             figures |= await speed(f"heartbeat {words}", store.node.pid, beats, 256, seconds)
             again = [
                 lambda n=n: registry.register(

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from headgate.gateway.assembly import open_gateway
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.settings import GatewaySettings, Limit
+from headgate.gateway.settings import GatewaySettings, RateLimit
 from headgate.http.routes import Access, Call, Operation
 from headgate.http.server import serve
 from headgate.kit.problems import NotFound
@@ -82,7 +82,7 @@ async def application() -> AsyncIterator[Gateway]:
 
 def _settings() -> GatewaySettings:
     # The limits are counted as always and never reached: all the load comes from one address.
-    limits = {"status": Limit(ENOUGH, ENOUGH, ENOUGH, ENOUGH)}
+    limits = {"status": RateLimit(ENOUGH, ENOUGH, ENOUGH, ENOUGH)}
     return GatewaySettings(
         port=int(os.environ["PORT"]), admin_token="only for the benchmark that runs here", limits=limits
     )

@@ -10,7 +10,7 @@ import pytest
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
-from headgate.store.watch.feed import Change
+from headgate.store.watch.feed import FeedChange
 from headgate.waiting_room.model import LEASE_MS
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import World, open_world
@@ -51,5 +51,5 @@ async def test_a_paused_arena_is_gone_from_both_within_its_lease_and_back_in_bot
             finally:
                 arena.process.send_signal(signal.SIGCONT)
             await eventually(lambda: both(True), 10, "both are back")
-            changes: list[Change] = (await registry.feed.read(service, start)).changes
+            changes: list[FeedChange] = (await registry.feed.read(service, start)).changes
             assert [change.kind for change in changes] == ["removed", "put"]

@@ -17,7 +17,7 @@ from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.sdk import Headgate
 from headgate.store import Store, StoreSettings, open_store
-from headgate.store.watch.feed import Change
+from headgate.store.watch.feed import FeedChange
 from tests.faults.load import PATIENT_MS
 from tests.faults.registry_world import registered_program, worker
 from tests.topology import FaultyProxy, Sentinel, Standalone, Stopwatch, Topology, eventually
@@ -338,7 +338,7 @@ async def test_after_a_restart_of_the_store_each_has_its_own_lease(fresh_server:
             notices = registry.feed.watch(thing)
             while True:
                 notice = await anext(notices)
-                if isinstance(notice, Change):
+                if isinstance(notice, FeedChange):
                     seen.append((notice.kind, notice.member))
 
         for name, ttl_seconds in (("dead", 5), ("living", 30)):

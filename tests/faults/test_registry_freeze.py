@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.registry.model import Beat, Record
+from headgate.registry.model import InstanceBeat, Record
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
-from headgate.store.watch.feed import Change
+from headgate.store.watch.feed import FeedChange
 from tests.faults.load import PATIENT_MS
 from tests.topology import Stopwatch, Topology, eventually
 
@@ -57,7 +57,7 @@ async def register(registry: Registry, ttl_seconds: float = LEASE) -> None:
 
 
 async def beat(registry: Registry, name: str) -> None:
-    await registry.heartbeat(NS, "game", "g", Beat(name))
+    await registry.heartbeat(NS, "game", "g", InstanceBeat(name))
 
 
 async def names(registry: Registry) -> list[str]:
@@ -132,7 +132,7 @@ async def test_a_short_freeze_with_a_worker_takes_nobody_out_whose_lease_is_shor
             notices = registry.feed.watch(thing)
             while True:
                 notice = await anext(notices)
-                if isinstance(notice, Change) and notice.kind == "removed":
+                if isinstance(notice, FeedChange) and notice.kind == "removed":
                     removed.append(notice.member)
 
         await register(registry, 3)

@@ -15,12 +15,12 @@ import httpx2
 import msgspec
 import psutil
 
-from headgate.gateway.settings import GatewaySettings, Limit
+from headgate.gateway.settings import GatewaySettings, RateLimit
 from headgate.store import StoreSettings
 from tests.topology import HOST, reaper, wait_until
 
 # So slow that no machine is slow enough to be allowed more than the burst.
-TIGHT = Limit(per_second=0.05, burst=3, user_per_second=0.02, user_burst=2)
+TIGHT = RateLimit(per_second=0.05, burst=3, user_per_second=0.02, user_burst=2)
 
 
 class SampleProcess:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate.arena import allowance, server
 from headgate.arena.client import ArenaClosed, enter
-from headgate.arena.protocol import Count
+from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
 from headgate.waiting_room import Redeemed, State
 from tests.http.arena_world import Guest, open_world, visiting
@@ -277,7 +277,7 @@ async def test_a_player_ignores_what_a_newer_arena_says_beyond_what_it_knows() -
     async with serve(newer, "127.0.0.1", 0) as listening:
         port = next(iter(listening.sockets)).getsockname()[1]
         async with enter(f"ws://127.0.0.1:{port}/gameserver", "ticket") as visit:
-            assert [message async for message in visit] == [Count(3)]
+            assert [message async for message in visit] == [PlayerCount(3)]
             with pytest.raises(ArenaClosed):
                 await visit.say("anybody?")
 

@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus
 
 from headgate.arena import allowance
 from headgate.arena.client import enter
-from headgate.arena.protocol import Count
+from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
 from headgate.waiting_room import State
 from headgate.waiting_room.problems import TicketUsed
@@ -255,7 +255,7 @@ async def test_our_own_client_enters_and_raises_refusals_by_name(store: Store) -
         ryan = await world.promoted("Ryan")
         async with enter(arena.url, str(ryan.ticket)) as visit:
             await visit.ask_count()
-            assert await anext(aiter(visit)) == Count(1)
+            assert await anext(aiter(visit)) == PlayerCount(1)
             with pytest.raises(TicketUsed):
                 async with enter(arena.url, str(ryan.ticket_id)):
                     pass

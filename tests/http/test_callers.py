@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx2
 import pytest
 
-from headgate.gateway.settings import Limit
+from headgate.gateway.settings import RateLimit
 from headgate.gateway.tokens import Tokens
 from headgate.http.routes import Access
 from headgate.store import open_store
@@ -168,7 +168,7 @@ def test_authorization_belongs_to_the_application_where_it_says_so(
 
 
 def test_guessing_tokens_is_slowed_down(fresh_sample: SampleStarter) -> None:
-    sample = fresh_sample(limits={"tight": TIGHT, "unauthorized": Limit(per_second=0.1, burst=5)})
+    sample = fresh_sample(limits={"tight": TIGHT, "unauthorized": RateLimit(per_second=0.1, burst=5)})
     with sample.client() as client:
         guesses = [client.get("/api/system", headers={"X-API-Token": f"guess{i}"}) for i in range(7)]
         assert [guess.status_code for guess in guesses[:5]] == [401] * 5

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
-from headgate.http.connection import MOST_HEADER_BYTES, MOST_PIPELINED, STEP_BYTES, Connection
+from headgate.http.connection import MOST_HEADER_BYTES, MOST_PIPELINED, STEP_BYTES, ServerConnection
 from headgate.http.exchange import Exchange
 from headgate.http.listener import Listener, Rest
 from headgate.http.operations import serve_operations
@@ -128,13 +128,13 @@ async def test_one_turn_of_the_loop_parses_little(data: bytes, monkeypatch: pyte
     """However much one read brings: the turn that it comes in, and each turn after it, has an upper bound of work."""
     fed: list[int] = []
     served_now: list[Exchange] = []
-    feed = Connection._feed
+    feed = ServerConnection._feed
 
-    def counted(connection: Connection, piece: bytes) -> None:
+    def counted(connection: ServerConnection, piece: bytes) -> None:
         fed.append(len(piece))
         feed(connection, piece)
 
-    monkeypatch.setattr(Connection, "_feed", counted)
+    monkeypatch.setattr(ServerConnection, "_feed", counted)
 
     def answer(exchange: Exchange) -> None:
         served_now.append(exchange)
@@ -217,7 +217,7 @@ def endless(kind: str, path: bytes) -> tuple[bytes, bytes]:
     return CHUNKED % (b"GET", path) + begin, piece
 
 
-def fed_by_hand(serve: object) -> tuple[Connection, Wire]:
-    wire, client = Wire(), Connection(Listener(serve))  # type: ignore[arg-type]
+def fed_by_hand(serve: object) -> tuple[ServerConnection, Wire]:
+    wire, client = Wire(), ServerConnection(Listener(serve))  # type: ignore[arg-type]
     client.connection_made(wire)
     return client, wire

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.http.connection import Connection
+from headgate.http.connection import ServerConnection
 from headgate.http.exchange import Exchange
 from headgate.http.listener import Listener, Rest, listen
 from headgate.http.request_head import MOST_BLOCKS, MOST_HEADERS
@@ -67,7 +67,7 @@ async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes
 
         wire = Wire()
         house = Listener(note)
-        client = Connection(house)
+        client = ServerConnection(house)
         client.connection_made(wire)
         for piece in pieces:
             client.data_received(piece)
@@ -119,7 +119,7 @@ async def test_what_looks_like_repeated_headers_is_parsed() -> None:
 async def test_headers_that_were_read_before_make_no_room_for_a_longer_first_line(target: bytes) -> None:
     async with served(echo) as site:
         wire = Wire()
-        client = Connection(site.listener)
+        client = ServerConnection(site.listener)
         client.connection_made(wire)
         for size, status in ((10, b"200"), (60_000, b"200"), (66_000, b"431")):
             wire.written = b""
@@ -169,8 +169,8 @@ class Noted:
         self.seen.append((exchange.target.method, exchange.target.path, exchange.body(), id(exchange.target.head)))
         exchange.whole(200, b"content-length: %d\r\n\r\n" % len(self.answer), self.answer)
 
-    def client(self) -> tuple[Connection, Wire]:
-        wire, client = Wire(), Connection(self.house)
+    def client(self) -> tuple[ServerConnection, Wire]:
+        wire, client = Wire(), ServerConnection(self.house)
         client.connection_made(wire)
         return client, wire
 
@@ -257,7 +257,7 @@ async def test_answers_of_one_turn_of_the_loop_leave_together_and_in_order() -> 
 
 async def test_answers_that_were_put_off_are_sent_before_a_connection_is_closed() -> None:
     noted = Noted(b"ok")
-    for end in (Connection.close_if_idle, lambda client: client.data_received(b"rubbish\r\n\r\n")):
+    for end in (ServerConnection.close_if_idle, lambda client: client.data_received(b"rubbish\r\n\r\n")):
         client, wire = noted.client()
         client.data_received(GET % b"/")
         end(client)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from headgate.gateway.settings import Limit
+from headgate.gateway.settings import RateLimit
 from tests.http.sample_process import SampleProcess, SampleStarter
 from tests.http.test_requests import problem
 from tests.topology import Topology, wait_until
@@ -27,7 +27,7 @@ def statuses(client: httpx2.Client, number: int, path: str = LIMITED, **headers:
 
 
 def test_address_that_asks_too_often_is_told_when_to_come_back(fresh_sample: SampleStarter) -> None:
-    with fresh_sample(limits={"tight": Limit(per_second=0.2, burst=3)}).client() as client:
+    with fresh_sample(limits={"tight": RateLimit(per_second=0.2, burst=3)}).client() as client:
         assert statuses(client, 3) == [204, 204, 204]
         response = client.get(LIMITED)
         document = problem(response, 429, "rate_limited")
@@ -104,5 +104,5 @@ def test_callers_with_a_token_and_our_own_proxies_are_not_counted_by_address(
 
 
 def test_limits_are_settings(fresh_sample: SampleStarter) -> None:
-    with fresh_sample(limits={"tight": Limit(per_second=0.1, burst=1)}).client() as client:
+    with fresh_sample(limits={"tight": RateLimit(per_second=0.1, burst=1)}).client() as client:
         assert statuses(client, 2) == [204, 429]

@@ -19,7 +19,7 @@ import pytest
 from headgate.gateway.settings import GatewaySettings
 from headgate.http import worker_processes as fleet
 from headgate.http.server import listening
-from headgate.http.worker import Orders
+from headgate.http.worker import WorkerOrders
 from headgate.kit import logs
 from tests.http.sample import open_sample
 from tests.http.sample_process import TIGHT, SampleProcess, SampleStarter
@@ -214,10 +214,10 @@ async def test_worker_that_hangs_is_replaced(sample: SampleProcess, monkeypatch:
     monkeypatch.setattr(fleet, "HUNG_SECONDS", 3.0)
     settings = GatewaySettings(admin_token=sample.token, limits={"tight": TIGHT})
     factory = partial(open_sample, sample.store_settings(), settings, logs.Level.INFO)
-    orders = pickle.dumps((sys.path, pickle.dumps(Orders(factory, 100, 100, (), 0))))
+    orders = pickle.dumps((sys.path, pickle.dumps(WorkerOrders(factory, 100, 100, (), 0))))
     quiet = asyncio.Event()
     with listening(HOST, 0) as listener:
-        hangs = fleet.Fleet(1, orders, listener, quiet)
+        hangs = fleet.WorkerPool(1, orders, listener, quiet)
         running = asyncio.ensure_future(hangs.run(quiet_seconds=0, stop_seconds=5))
 
         async def ready() -> bool:

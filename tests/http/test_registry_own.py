@@ -12,7 +12,7 @@ import pytest
 from headgate.kit.problems import StoreUnavailable
 from headgate.registry.model import Evicted, Record, Registered, Superseded
 from headgate.sdk import Headgate
-from headgate.sdk.beats import Own
+from headgate.sdk.beats import OwnInstance
 from headgate.sdk.registration import SeatRegistration
 from headgate.waiting_room import PolicyChange
 from tests.http.two_modes import Make
@@ -54,7 +54,7 @@ async def other(make: Make) -> AsyncIterator[Headgate]:
         yield client
 
 
-async def present(hg: Headgate) -> Own:
+async def present(hg: Headgate) -> OwnInstance:
     """Register an instance that beats."""
     await hg.registry.register(type="game", group="g", instance_id="a", hostname="old")
     hg.registry.start_auto_heartbeat("a")
@@ -67,7 +67,7 @@ async def numbers(other: Headgate) -> list[int]:
     return [each.registration for each in await other.registry.discover("game", "g")]
 
 
-async def goes_on(hg: Headgate, other: Headgate, own: Own) -> None:
+async def goes_on(hg: Headgate, other: Headgate, own: OwnInstance) -> None:
     """Wait until both sides agree on its number; then beats keep arriving."""
 
     async def agreed() -> bool:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import httpx2
 import pytest
 
-from headgate.http.client import Connection
-from headgate.http.client_response import HEAD_BYTES, STEP_BYTES, BadAnswer, Response
+from headgate.http.client import ClientConnection
+from headgate.http.client_response import HEAD_BYTES, STEP_BYTES, BadAnswer, ClientResponse
 from tests.http.echo import Echo
 from tests.http.relays import RelayProcess, client_of, put
 from tests.http.wires import Wire
@@ -92,7 +92,7 @@ async def test_an_endless_head_or_trailer_ends_the_answer_and_nobody_else_waits(
 @pytest.mark.parametrize("kind", ENDLESS)
 async def test_what_is_read_of_an_endless_head_or_trailer_is_bounded(kind: str) -> None:
     begin, piece = ENDLESS[kind]
-    response = Response("GET")
+    response = ClientResponse("GET")
     data, fed = begin + piece * 4, 0
     with suppress(BadAnswer):
         while fed < len(data):
@@ -103,9 +103,9 @@ async def test_what_is_read_of_an_endless_head_or_trailer_is_bounded(kind: str) 
 async def test_one_turn_of_the_loop_parses_little_of_an_answer() -> None:
     """However much one read brings, the rest waits for later turns; all of it arrives, also when the connection ends."""
     for ends_early in (False, True):
-        connection, body = Connection(asyncio.get_running_loop()), b""
+        connection, body = ClientConnection(asyncio.get_running_loop()), b""
         connection.connection_made(Wire())
-        response = connection._response = Response("GET")
+        response = connection._response = ClientResponse("GET")
         connection.data_received(CHUNKED + b"1\r\na\r\n" * 40_000 + b"0\r\n\r\n")
         turns = 0
         while connection._unparsed:
@@ -125,7 +125,7 @@ async def test_an_answer_with_more_behind_it_is_whole_but_ends_its_connection() 
     for head in (b"HTTP/1.1 200 OK\r\nContent-Length: 20000\r\n\r\n", CHUNKED + b"4e20\r\n"):
         tail = b"" if b"Length" in head else b"\r\n0\r\n\r\n"
         for more in (b"", b"HTTP/1.1 200 OK\r\n\r\n"):
-            response = Response("GET")
+            response = ClientResponse("GET")
             data, fed = head + b"x" * 20_000 + tail + more, 0
             while fed < len(data):
                 fed += response.feed(data[fed:], 1.0)

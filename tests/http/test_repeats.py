@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.gateway.settings import Limit
+from headgate.gateway.settings import RateLimit
 from tests.http.sample_process import SampleProcess
 from tests.topology import Topology
 
@@ -53,7 +53,7 @@ REQUESTS = st.lists(
 @pytest.fixture(scope="module")
 def behind_proxy(server: Topology) -> Iterator[SampleProcess]:
     """A gateway that trusts this machine as a proxy, and lets a page of another site ask."""
-    limits = {"tight": Limit(per_second=0.001, burst=4)}
+    limits = {"tight": RateLimit(per_second=0.001, burst=4)}
     with SampleProcess(
         server.url, trusted_proxies=["127.0.0.1"], origins=["https://shop.example"], limits=limits
     ) as process:
@@ -86,7 +86,7 @@ def test_what_a_connection_asked_before_changes_nothing(
 
 
 def test_each_request_of_a_connection_counts_towards_its_limit(server: Topology) -> None:
-    with SampleProcess(server.url, limits={"tight": Limit(per_second=0.001, burst=4)}) as process:
+    with SampleProcess(server.url, limits={"tight": RateLimit(per_second=0.001, burst=4)}) as process:
         with process.client(limits=ONE) as kept:
             assert [kept.get("/sample/limited").status_code for _ in range(6)] == [204] * 4 + [429] * 2
         with process.client() as other:

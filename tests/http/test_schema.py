@@ -16,7 +16,7 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from headgate.gateway.settings import LIMITS, Limit
+from headgate.gateway.settings import LIMITS, RateLimit
 from tests.http.sample_process import TIGHT, SampleStarter
 from tests.processes import PATIENT, GatewayProcess
 from tests.topology import Topology
@@ -31,7 +31,7 @@ ROUNDS = settings(
 )
 
 
-UNLIMITED = Limit(per_second=1e6, burst=1e6)
+UNLIMITED = RateLimit(per_second=1e6, burst=1e6)
 # A schema cannot say everything that a value must be (no control characters, say), so valid data may be refused too.
 EXCLUDED: list[Any] = [positive_data_acceptance]
 

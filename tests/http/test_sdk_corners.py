@@ -135,7 +135,7 @@ async def test_more_heartbeats_than_one_call_takes(hg: Headgate) -> None:
     assert own is not None
     for name in names[50:]:
         record = msgspec.structs.replace(own.record, instance_id=name)
-        hg.registry._beats.add(beats_module.Own(record, own.registration))
+        hg.registry._beats.add(beats_module.OwnInstance(record, own.registration))
     answer = await hg.registry.batch_heartbeat([*names, "nobody"])
     assert (answer.renewed, len(answer.unknown)) == (50, 1051)
 

@@ -15,7 +15,7 @@ from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.registry.model import Record, Registered
 from headgate.sdk import Headgate, lifespan
 from headgate.sdk.lifespan import registered
-from headgate.sdk.registry_modes import HttpMode
+from headgate.sdk.registry_modes import HttpRegistryBackend
 from tests.processes import Gateway
 from tests.topology import FaultyProxy, eventually, free_port
 
@@ -155,9 +155,9 @@ async def test_a_second_try_takes_the_place_of_one_whose_answer_was_lost(
 ) -> None:
     monkeypatch.setattr(lifespan, "RETRY_SECONDS", 0.0)
     type_ = f"web-{secrets.token_hex(4)}"
-    register, lost, there = HttpMode.register, False, False
+    register, lost, there = HttpRegistryBackend.register, False, False
 
-    async def lossy(mode: HttpMode, record: Record, nonce: str, registration: int | None) -> Registered:
+    async def lossy(mode: HttpRegistryBackend, record: Record, nonce: str, registration: int | None) -> Registered:
         nonlocal lost, there
         made = await register(mode, record, nonce, registration)
         if not lost:
@@ -166,15 +166,15 @@ async def test_a_second_try_takes_the_place_of_one_whose_answer_was_lost(
         there = True
         return made
 
-    async def unheard(mode: HttpMode, *_: object) -> None:
+    async def unheard(mode: HttpRegistryBackend, *_: object) -> None:
         raise Closed
 
-    monkeypatch.setattr(HttpMode, "register", lossy)
+    monkeypatch.setattr(HttpRegistryBackend, "register", lossy)
     wrapped = registered(
         Known(), gateway.url, Record(hostname="h", type=type_, group="g"), token=gateway.token, drain_seconds=0
     )
     with monkeypatch.context() as silent:
-        silent.setattr(HttpMode, "remove", unheard)  # the lost one cannot be taken out either
+        silent.setattr(HttpRegistryBackend, "remove", unheard)  # the lost one cannot be taken out either
         async with served(wrapped) as (answer, stop):
             assert answer == "lifespan.startup.complete"
             await eventually(lambda: there)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headgate.http.client_addresses import AddressCount
-from headgate.http.connection import Connection
+from headgate.http.connection import ServerConnection
 from headgate.http.exchange import Exchange
 from headgate.http.listener import Listener, asgi, listen
 from headgate.http.routes import Receive, Scope
@@ -47,7 +47,7 @@ class Wire(asyncio.Transport):
         """Nothing was stopped."""
 
 
-async def parsed_all(connection: Connection) -> None:
+async def parsed_all(connection: ServerConnection) -> None:
     """Wait until a connection that is fed by hand has parsed what it may: of much at once, a part in each turn of the loop."""
     while connection._unparsed:
         await asyncio.sleep(0)

@@ -8,8 +8,8 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from headgate.cli.trial.strict_limits import Limiter, largest_window
-from headgate.relay.job_runner import Runner
+from headgate.cli.trial.strict_limits import ArrivalLimiter, largest_window
+from headgate.relay.job_runner import JobRunner
 from headgate.relay.model import Limit, Outcome, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import PermitExpired
@@ -68,7 +68,9 @@ async def lag_of(node: Node, name: str) -> AsyncIterator[Lag]:
 class Counting:
     """Counts arrivals per user; `refused` are those that its limiter did not allow."""
 
-    def __init__(self, seed: int, delay: float = 0.01, tail: float = 0.2, *, limiter: Limiter | None = None) -> None:
+    def __init__(
+        self, seed: int, delay: float = 0.01, tail: float = 0.2, *, limiter: ArrivalLimiter | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.delay, self.tail, self.limiter = delay, tail, limiter
         self.arrivals: dict[str, list[float]] = {}
@@ -115,7 +117,7 @@ class Counting:
             heapq.heappush(free, start + back - left + 2 * lag.mean + seconds)
         return end + 2 * lag.mean
 
-    def refusals_at_any_phase(self, make: Callable[[float], Limiter], phases: int = 200) -> int:
+    def refusals_at_any_phase(self, make: Callable[[float], ArrivalLimiter], phases: int = 200) -> int:
         """Let the same arrivals come to limiters whose windows begin elsewhere; give the most that one refuses."""
         moments = sorted(moment for each in self.arrivals.values() for moment in each)
         worst = 0
@@ -276,7 +278,7 @@ async def nodes(
 
 
 @asynccontextmanager
-async def running(runner: Runner) -> AsyncIterator[asyncio.Task[None]]:
+async def running(runner: JobRunner) -> AsyncIterator[asyncio.Task[None]]:
     """Let a runner run beside the test."""
     task = asyncio.create_task(runner.run())
     try:

@@ -12,7 +12,7 @@ import uvloop
 from structlog.contextvars import bound_contextvars, get_contextvars
 
 from headgate.kit.problems import Closed, HeadgateError, RateLimited, StoreUnavailable
-from headgate.store import Batch, Seat, Store, StoreSettings, Thing, open_store
+from headgate.store import Batch, BatchedCall, Store, StoreSettings, Thing, open_store
 from headgate.store.client.link import Reply
 from headgate.store.errors import ScriptFailed
 from tests.store.scripts import ECHO
@@ -202,7 +202,7 @@ async def test_a_reply_is_handed_out_in_the_moment_it_is_there_and_without_a_tas
 
 async def test_who_is_handed_a_reply_may_call_again_at_once(batch: Batch, thing: Thing) -> None:
     await batch.call(thing, "first")
-    more: list[Seat] = []
+    more: list[BatchedCall] = []
     seats = [batch.call(thing, f"{n}") for n in range(25)]
     for seat in seats:
         seat.directly = lambda _: more.append(batch.call(thing, "again"))

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreRefused, StoreUnavailable
 from headgate.store import Index, Store, StoreSettings, acl, open_store
-from headgate.store.client.address import Endpoint, Kind, parse_address
+from headgate.store.client.address import Endpoint, StoreKind, parse_address
 from headgate.store.client.link import Link
 from headgate.store.client.route import ClusterRoute
 from tests.store.scripts import TALLY
@@ -217,14 +217,14 @@ async def test_the_printed_rights_end_at_our_prefix(server: Topology, prefix: st
 @pytest.mark.parametrize(
     ("url", "kind", "nodes"),
     [
-        ("valkey://h", Kind.STANDALONE, [("h", 6379)]),
-        ("redis://h:1/2", Kind.STANDALONE, [("h", 1)]),
-        ("valkeys://[::1]:7000", Kind.STANDALONE, [("::1", 7000)]),
-        ("valkey+sentinel://a,b:1,[::1]/main", Kind.SENTINEL, [("a", 26379), ("b", 1), ("::1", 26379)]),
-        ("rediss+cluster://a:1,b", Kind.CLUSTER, [("a", 1), ("b", 6379)]),
+        ("valkey://h", StoreKind.STANDALONE, [("h", 6379)]),
+        ("redis://h:1/2", StoreKind.STANDALONE, [("h", 1)]),
+        ("valkeys://[::1]:7000", StoreKind.STANDALONE, [("::1", 7000)]),
+        ("valkey+sentinel://a,b:1,[::1]/main", StoreKind.SENTINEL, [("a", 26379), ("b", 1), ("::1", 26379)]),
+        ("rediss+cluster://a:1,b", StoreKind.CLUSTER, [("a", 1), ("b", 6379)]),
     ],
 )
-def test_every_spelling_of_a_url(url: str, kind: Kind, nodes: list[tuple[str, int]]) -> None:
+def test_every_spelling_of_a_url(url: str, kind: StoreKind, nodes: list[tuple[str, int]]) -> None:
     address = parse_address(url)
     assert address.kind is kind
     assert list(address.nodes) == [Endpoint(*node) for node in nodes]

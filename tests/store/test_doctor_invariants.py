@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headgate.cli.commands import invariants
-from headgate.cli.commands.findings import Finding, Level
+from headgate.cli.commands.findings import Finding, Severity
 from headgate.locks import LockHeld
 from headgate.locks.locks import Locks
 from headgate.registry.model import Record
@@ -37,7 +37,7 @@ async def one(store: Store, check: str) -> Finding:
 async def test_an_empty_store_has_no_contradiction(store: Store) -> None:
     for check in CHECKS:
         found = await one(store, check)
-        assert (found.level, found.found) == (Level.OK, f"no contradiction in 0 {check} with 0 members")
+        assert (found.level, found.found) == (Severity.OK, f"no contradiction in 0 {check} with 0 members")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ async def test_a_service_whose_parts_do_not_agree(
     thing = registry.service("default", "game", "g")
     await store.write(thing, command, thing.key(key), *words)
     found = await one(store, "services")
-    assert found.level is Level.PROBLEM
+    assert found.level is Severity.PROBLEM
     assert f"default/game%2Fg contradicts itself: {said}" in found.found
     assert "headgate service remove" in found.advice
 
@@ -74,10 +74,10 @@ async def test_a_lock_whose_line_does_not_agree(store: Store) -> None:
                 async with asyncio.timeout(10):
                     while await store.read(thing, "ZCARD", thing.key("line")) != 1:
                         await asyncio.sleep(0.01)
-                assert (await one(store, "locks")).level is Level.OK
+                assert (await one(store, "locks")).level is Severity.OK
                 await store.write(thing, "HSET", thing.key("waiters"), "ghost", "nobody 1")
                 found = await one(store, "locks")
-                assert (found.level, "1 wait in line and 2 are known" in found.found) == (Level.PROBLEM, True)
+                assert (found.level, "1 wait in line and 2 are known" in found.found) == (Severity.PROBLEM, True)
             finally:
                 waiting.cancel()
                 await asyncio.wait((waiting,))
@@ -102,14 +102,14 @@ async def test_an_upstream_whose_parts_do_not_agree(store: Store, upstreams: Ups
     thing = upstreams.thing("a")
     await store.write(thing, "ZADD", thing.key("turns"), 1, "ghost")
     found = await one(store, "upstreams")
-    assert found.level is Level.PROBLEM
+    assert found.level is Severity.PROBLEM
     assert found.found.startswith(
         "default/a contradicts itself: it counts what users share, and they share no limit (and"
     )
     assert f"delete the keys {thing.base}*" in found.advice
     await store.write(thing, "UNLINK", *(thing.key(name) for name in ("meta", "policy", "turns")))
     await upstreams.put("a", window(1, 60))
-    assert (await one(store, "upstreams")).level is Level.OK, "the advice helps"
+    assert (await one(store, "upstreams")).level is Severity.OK, "the advice helps"
     assert (await upstreams.status("a")).held_ms > 50_000, "nothing is sent for one window"
 
 
@@ -123,7 +123,7 @@ async def test_who_may_not_walk_through_the_key_space_is_told_so(server: Topolog
     url = server.add_user(prefix, acl.rules("worker", prefix))
     async with open_store(StoreSettings(url=url, prefix=prefix)) as store:
         found = await scanned(store)
-    assert [finding.level for finding in found] == [Level.OK, Level.OK]
+    assert [finding.level for finding in found] == [Severity.OK, Severity.OK]
     assert found[-1].found.startswith("not looked for: NOPERM")
 
 
@@ -131,7 +131,7 @@ async def test_keys_of_a_user_whom_no_list_names_are_found(store: Store, upstrea
     thing = upstreams.thing("a")
     await store.write(thing, "ZADD", thing.key("done/%EC%82%AC%EA%B3%BC"), 1, "r1.1.1/1")
     (found,) = await scanned(store)
-    assert found.level is Level.PROBLEM
+    assert found.level is Severity.PROBLEM
     assert "user 사과: there are keys, and the list of users has no such user" in found.found
 
 
@@ -139,11 +139,11 @@ async def test_an_upstream_that_the_list_has_lost_is_found(store: Store, upstrea
     index = Index(store, "upstream")
     await store.write(index.home, "ZREM", index.home.key("names"), upstreams.thing("a").tag)
     _, found = await scanned(store)
-    assert (found.level, found.found) == (Level.PROBLEM, "default/a is served and is not in the list of upstreams")
+    assert (found.level, found.found) == (Severity.PROBLEM, "default/a is served and is not in the list of upstreams")
     assert "headgate relay upstream set" in found.advice
     await upstreams.put("a", window(1, 60))
     (found,) = await scanned(store)
-    assert found.level is Level.OK, "the advice helps"
+    assert found.level is Severity.OK, "the advice helps"
 
 
 async def test_keys_of_an_upstream_that_is_gone_are_found(store: Store, upstreams: Upstreams) -> None:
@@ -155,12 +155,12 @@ async def test_keys_of_an_upstream_that_is_gone_are_found(store: Store, upstream
     assert await store.run(BURY, thing, "u1", "r1", "0", 1000, user="u1") == b"0"
     assert await store.run(REAP, thing, "u1", 1000, user="u1") == 1
     assert await store.run(JOB_NEXT, thing, "u1", "r1", 1, 1000, user="u1") == [], "who comes late leaves no key"
-    assert [finding.level for finding in await scanned(store)] == [Level.OK], (
+    assert [finding.level for finding in await scanned(store)] == [Severity.OK], (
         "that it was removed stays known for a day"
     )
     await store.write(thing, "HSET", thing.key("state"), "pause", 1)
     await store.write(thing, "ZADD", thing.key("line/u1"), 1, "r1.1.1")
     _, found = await scanned(store)
     names = f"{thing.key('line/u1')}, {thing.key('state')}"
-    assert (found.level, found.found) == (Level.WARNING, f"2 keys are left of default/a, which is gone: {names}")
+    assert (found.level, found.found) == (Severity.WARNING, f"2 keys are left of default/a, which is gone: {names}")
     assert "UNLINK" in found.advice

@@ -12,7 +12,7 @@ from headgate.registry.model import Instance, Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
-from headgate.store.watch.feed import Bookmark, Change, Notice, Snapshot
+from headgate.store.watch.feed import Bookmark, FeedChange, Notice, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import Standalone, eventually
 
@@ -26,7 +26,7 @@ class Watcher:
         self.registry, self.thing = registry, thing
         self.members: dict[str, int] = {}
         self.position: int | None = None
-        self.seen: list[Change] = []
+        self.seen: list[FeedChange] = []
         self.notices: list[Notice[Instance]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -37,7 +37,7 @@ class Watcher:
                 case Snapshot():
                     self.members = {item.instance_id: 0 for item in notice.items}
                     self.position = notice.revision
-                case Change():
+                case FeedChange():
                     assert self.position is not None
                     assert notice.revision > self.position, "ordered and unique"
                     self.position = notice.revision
@@ -249,7 +249,7 @@ async def test_a_loss_after_which_revisions_are_lower_is_told_to_all_who_watch(
     def write(_: Thing, notice: Notice[Instance]) -> bytes:
         written.append(type(notice).__name__)
         members = [item.instance_id for item in notice.items] if isinstance(notice, Snapshot) else []
-        members += [notice.member] if isinstance(notice, Change) else []
+        members += [notice.member] if isinstance(notice, FeedChange) else []
         return " ".join(members).encode()
 
     async def stream() -> None:

@@ -16,7 +16,7 @@ from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
 from headgate.store.watch import reader
-from headgate.store.watch.feed import READ, Change, Notice, Snapshot
+from headgate.store.watch.feed import READ, FeedChange, Notice, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
 
@@ -31,7 +31,7 @@ class Writing:
 
     def __call__(self, thing: Thing, notice: Notice[Instance]) -> bytes:
         match notice:
-            case Change():
+            case FeedChange():
                 self.written[notice.revision] += 1
                 return f"{notice.kind} {notice.member} {notice.revision}\n".encode()
             case Snapshot():
@@ -138,7 +138,7 @@ async def test_what_is_written_as_nothing_wakes_nobody(registry: Registry) -> No
     """A watcher of some keys only is not woken for the others, and is at the head all the same."""
 
     def only_chosen(thing: Thing, notice: Notice[Instance]) -> bytes:
-        if isinstance(notice, Change) and notice.member != "chosen":
+        if isinstance(notice, FeedChange) and notice.member != "chosen":
             return b""
         return type(notice).__name__.encode()
 

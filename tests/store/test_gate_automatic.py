@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.gate.gate import Gate, Reason
+from headgate.gate.gate import Gate, VerdictReason
 from headgate.store import Store
 from headgate.waiting_room.model import State
 from headgate.waiting_room.policy import Auto, Bypass
@@ -17,24 +17,24 @@ async def test_crossing_the_threshold_makes_a_queue_and_cooling_down_removes_it(
     auto = Auto(resource="product-*", threshold=10, window_seconds=5, cooldown_seconds=30)
     await configure(gate, "products", auto=auto, rate_per_second=0.0)
     for _ in range(9):
-        assert (await ask(gate, "product-7")).reason is Reason.OFF
+        assert (await ask(gate, "product-7")).reason is VerdictReason.OFF
     await gate.traffic.flush()
-    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    assert (await ask(gate, "product-7")).reason is VerdictReason.OFF
     await gate.traffic.flush()
     verdict = await ask(gate, "product-7")
-    assert verdict.reason is Reason.WAITING
+    assert verdict.reason is VerdictReason.WAITING
     assert verdict.queue == "product-7"
-    assert (await ask(gate, "product-8")).reason is Reason.OFF
+    assert (await ask(gate, "product-8")).reason is VerdictReason.OFF
 
     # Quiet, but somebody is in line: it stays on. Then the line is empty, and it goes off.
     store.advance_clock(60_000)
     await gate.traffic.cool()
-    assert (await ask(gate, "product-7", verdict.visitor)).reason is Reason.WAITING
+    assert (await ask(gate, "product-7", verdict.visitor)).reason is VerdictReason.WAITING
     assert verdict.visitor is not None
     await gate._room.leave(NS, "product-7", verdict.visitor.id, trusted=True)
     store.advance_clock(120_000)
     await gate.traffic.cool()
-    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    assert (await ask(gate, "product-7")).reason is VerdictReason.OFF
     assert gate.rules.guard(store.thing("queue", NS, "product-7")) is None
 
 
@@ -67,7 +67,7 @@ async def test_an_automatic_queue_goes_off_while_a_ticket_of_somebody_who_left_i
     store.advance_clock(60_000)
     for _ in range(2):
         await gate.traffic.cool()
-    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    assert (await ask(gate, "product-7")).reason is VerdictReason.OFF
     # The ticket is good all the same; when it is used, nothing keeps a queue that was made from a template.
     assert isinstance(called.ticket_id, str)
     await gate._room.redeem(NS, queue.name, called.ticket_id, "session")
@@ -85,8 +85,8 @@ async def test_deleting_a_template_lets_newcomers_pass_and_calls_those_in_line(g
     await gate.traffic.cool()
     view = await queues.view(queue)
     assert (view.draining, view.template, view.waiting) == (True, "products", len(waiting))
-    assert (await ask(gate, "product-7")).reason is Reason.UNGUARDED
-    assert (await ask(gate, target=b"/product/7")).reason is Reason.UNGUARDED
+    assert (await ask(gate, "product-7")).reason is VerdictReason.UNGUARDED
+    assert (await ask(gate, target=b"/product/7")).reason is VerdictReason.UNGUARDED
     for second in range(1, 10):
         store.advance_clock(second * 1_000)
         await gate._room.promotion.step(queue, 16)
@@ -102,7 +102,7 @@ async def test_deleting_a_template_lets_newcomers_pass_and_calls_those_in_line(g
 
 async def test_a_queue_that_calls_nobody_ends_with_its_template(gate: Gate) -> None:
     await switch_on(gate, rate_per_second=0.0)
-    assert (await ask(gate, "product-7")).reason is Reason.WAITING
+    assert (await ask(gate, "product-7")).reason is VerdictReason.WAITING
     queues = gate._room.queues
     await queues.operate(queues.thing(NS, "products"), "delete", who="test")
     await gate.rules.refresh()
@@ -132,7 +132,7 @@ async def test_load_that_hovers_at_the_threshold_does_not_flap(gate: Gate, store
     template, seen = store.thing("queue", NS, "products"), []
     for cycle in range(14):
         for _ in range(12 if cycle % 2 else 8):
-            assert (await ask(gate, "product-7", client="10.0.0.1")).reason is Reason.BYPASS
+            assert (await ask(gate, "product-7", client="10.0.0.1")).reason is VerdictReason.BYPASS
         await gate.traffic.flush()
         await gate.traffic.cool()
         guard = gate.rules.guard(template)
@@ -143,7 +143,7 @@ async def test_load_that_hovers_at_the_threshold_does_not_flap(gate: Gate, store
     # Nobody is in line, and it is quiet for the whole cooldown: now it goes off.
     store.advance_clock(60_000)
     await gate.traffic.cool()
-    assert (await ask(gate, "product-7")).reason is Reason.OFF
+    assert (await ask(gate, "product-7")).reason is VerdictReason.OFF
 
 
 async def test_a_huge_threshold_makes_no_rate_that_is_too_high(gate: Gate) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headgate.gateway.assembly import open_gateway
-from headgate.gateway.settings import GatewaySettings, Limit
-from headgate.http.connection import Connection
+from headgate.gateway.settings import GatewaySettings, RateLimit
+from headgate.http.connection import ServerConnection
 from headgate.http.listener import Listener
 from headgate.http.routes import Access, Mount, Receive, Scope, Send
 from headgate.store import Store
@@ -46,12 +46,12 @@ async def test_requests_leave_no_circles(store: Store, path: bytes, status: byte
     await room.queues.configure(room.queues.thing("default", "main"), PolicyChange(capacity=0), who="test")
     user = (await room.entry("default", "main", "ann")).user_id
     request = GET % path.replace(b"USER", user.encode())
-    much = Limit(per_second=1e6, burst=1e6, user_per_second=1e6, user_burst=1e6)
+    much = RateLimit(per_second=1e6, burst=1e6, user_per_second=1e6, user_burst=1e6)
     settings = GatewaySettings(admin_token="the-admin-token-of-these-tests", limits={"status": much})
     mounts = [Mount("/mounted", mounted, Access.PUBLIC)]
     async with open_gateway(operations(room), mounts, settings=settings, store=store) as gateway:
         wire = Wire()
-        connection = Connection(Listener(gateway.serve))
+        connection = ServerConnection(Listener(gateway.serve))
         connection.connection_made(wire)
 
         async def ask(times: int) -> None:

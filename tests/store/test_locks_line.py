@@ -14,7 +14,7 @@ from headgate.locks import (
     LockHeld,
     Locks,
 )
-from headgate.locks.waiting import Waiter
+from headgate.locks.waiting import LockWaiter
 from headgate.store import Store
 from tests.store.lock_world import (
     CALM,
@@ -140,7 +140,7 @@ def test_a_line_sets_its_timer_on_another_kind_of_loop_too(server: Topology, pre
     async def work() -> bool:
         async with another(server, prefix) as locks:
             line = locks._line(locks.thing("a"))
-            waiter = Waiter("me", 1, 0)
+            waiter = LockWaiter("me", 1, 0)
             line.add(waiter)
             for as_of in range(1, 4):
                 line.learn(as_of, -1.0)  # the lock has been open for a second

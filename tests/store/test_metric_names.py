@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from headgate.cli.processes.metric_names import MetricNames
-from headgate.kit.named_metrics import MOST_NAMES, OTHER, Names
+from headgate.kit.named_metrics import MOST_NAMES, OTHER, LabelNames
 from headgate.registry.metrics import SERVICES
 from headgate.registry.model import Record
 from headgate.registry.registry import Registry
@@ -19,7 +19,7 @@ from headgate.registry.sweep import Sweeper
 from headgate.relay.job_queue import Jobs
 from headgate.relay.metrics import UPSTREAMS
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import Sweep
+from headgate.relay.sweep import RelaySweep
 from headgate.store import Index, Store
 from tests.store.relay_world import PATIENT_MS, Counting, nodes, window
 from tests.topology import Topology, eventually
@@ -37,7 +37,7 @@ def no_name_is_known_yet() -> Iterator[None]:
         names.forget(*names.known())
 
 
-def shown(names: Names, metric: str | None = None) -> set[str]:
+def shown(names: LabelNames, metric: str | None = None) -> set[str]:
     """Give the label values under which anything is shown, of one metric or of all."""
     return {
         sample.labels[names.label]
@@ -76,7 +76,7 @@ async def test_the_series_of_removed_services_go(store: Store) -> None:
 
 async def test_the_series_of_removed_upstreams_go(server: Topology, prefix: str) -> None:
     async with nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (node,):
-        sweep = Sweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
+        sweep = RelaySweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
         metric_names = MetricNames(Index(node.store, "queue"), Index(node.store, "service"), node.upstreams.index)
         names = [f"api-{number}" for number in range(MANY)]
         upstream = Counting(7, tail=0.0)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.cli.processes.assembly import Parts, open_parts
+from headgate.cli.processes.assembly import ProcessParts, open_parts
 from headgate.cli.processes.presence import process_record
 from headgate.cli.processes.relay import relay_edge
 from headgate.cli.processes.relay_assembly import open_relay
@@ -52,7 +52,7 @@ def configuration(prefix: str) -> Configuration:
 class Process:
     """The parts of a process on a store of its own, asked as a gateway asks them."""
 
-    def __init__(self, parts: Parts, store: Store) -> None:
+    def __init__(self, parts: ProcessParts, store: Store) -> None:
         self.store = store
         self._handlers = {(each.method, each.path): each.handler for each in parts.operations}
 

@@ -11,11 +11,11 @@ import pytest
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.filters import parse_filters
 from headgate.registry.model import (
-    Beat,
     Check,
     CheckKind,
     Evicted,
     Instance,
+    InstanceBeat,
     OverrideChange,
     Record,
     Registered,
@@ -43,7 +43,7 @@ async def add(registry: Registry, id_: str = "", **fields: object) -> Registered
 
 
 async def beat(registry: Registry, id_: str, **fields: object) -> int:
-    return await registry.heartbeat(NS, "game", "kr-1", Beat(id_, **fields))  # type: ignore[arg-type]
+    return await registry.heartbeat(NS, "game", "kr-1", InstanceBeat(id_, **fields))  # type: ignore[arg-type]
 
 
 async def ids(registry: Registry, **choice: object) -> list[str]:
@@ -321,7 +321,7 @@ async def test_one_with_another_lease_changes_nothing_for_the_rest(
         await sweeper.sweep(game)
         if ms % 10_000 == 0:
             for name in names[1:]:
-                await registry.heartbeat(NS, "game", "kr-1", Beat(name))
+                await registry.heartbeat(NS, "game", "kr-1", InstanceBeat(name))
     assert await ids(registry) == [*names[1:], "odd"], "one death is no mass expiry"
 
 
@@ -334,7 +334,7 @@ async def test_the_longest_lease_is_waited_for_when_the_store_was_away(
     clock.set(90_000)
     assert (await sweeper.sweep(game)).word == "held"
     await pass_time(clock, sweeper, game, 92_000, 130_000)
-    await registry.heartbeat(NS, "game", "kr-1", Beat("slow"))
+    await registry.heartbeat(NS, "game", "kr-1", InstanceBeat("slow"))
     await pass_time(clock, sweeper, game, 132_000, 152_000)
     assert await ids(registry) == ["slow"]
 
@@ -424,7 +424,7 @@ async def test_the_tag_follows_who_is_hidden_or_held(
     seen.append(await tag())
     assert await ids(registry) == []
     for name in ("a", "b"):
-        await registry.heartbeat(NS, "game", "kr-1", Beat(name))
+        await registry.heartbeat(NS, "game", "kr-1", InstanceBeat(name))
         seen.append(await tag())
     assert len(set(seen)) == len(seen), "each shows others"
 

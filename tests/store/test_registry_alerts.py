@@ -15,7 +15,7 @@ from headgate.kit.logs import Level
 from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
 from headgate.registry.checks import Checker
 from headgate.registry.health import Prober
-from headgate.registry.model import Beat, Record
+from headgate.registry.model import InstanceBeat, Record
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store
@@ -41,7 +41,7 @@ async def test_protection_is_told_when_it_begins_and_when_it_ends(store: Store) 
     await sweeper.sweep(thing)
     assert raised(alerts) == [("protection", False)]
     assert len((await registry.discover(NS, "game", "g")).instances) == 10
-    await asyncio.gather(*(registry.beat(thing, Beat(name)) for name in names))
+    await asyncio.gather(*(registry.beat(thing, InstanceBeat(name)) for name in names))
     await sweeper.sweep(thing)
     assert raised(alerts) == [("protection", False), ("protection", True)]
     assert len({alert.key for alert in alerts._waiting}) == 1, "the second ends the first"

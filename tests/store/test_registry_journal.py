@@ -15,12 +15,12 @@ from headgate.registry.model import Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
-from headgate.registry.views import Look
-from headgate.registry.watch import Cursor, Found, follow_type, read_cursor, watch_type
+from headgate.registry.views import Lookup
+from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor, watch_type
 from headgate.sdk.registry_modes import Listed, Marked, Put
 from headgate.sdk.views import View
 from headgate.store import Store, Thing
-from headgate.store.watch.feed import Bookmark, Change, Compacted, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Reset, Snapshot
 from tests.store.stopped_clock import StoppedClock
 from tests.topology import eventually
 
@@ -33,7 +33,7 @@ async def register(registry: Registry, group: str, name: str, **fields: object) 
     await registry.register(NS, record)
 
 
-async def until_bookmark(found: AsyncGenerator[Found, None]) -> list[Found]:
+async def until_bookmark(found: AsyncGenerator[InstancesFound, None]) -> list[InstancesFound]:
     """Take what comes up to the next cursor of all groups."""
     seen = []
     async with asyncio.timeout(60):
@@ -44,8 +44,8 @@ async def until_bookmark(found: AsyncGenerator[Found, None]) -> list[Found]:
     raise AssertionError("the watch ended")
 
 
-def told(seen: list[Found]) -> list[tuple[str, str, str]]:
-    return [(each.group, each.notice.kind, each.notice.member) for each in seen if isinstance(each.notice, Change)]
+def told(seen: list[InstancesFound]) -> list[tuple[str, str, str]]:
+    return [(each.group, each.notice.kind, each.notice.member) for each in seen if isinstance(each.notice, FeedChange)]
 
 
 async def test_a_watch_resumed_anywhere_tells_each_change_once(store: Store) -> None:
@@ -53,7 +53,7 @@ async def test_a_watch_resumed_anywhere_tells_each_change_once(store: Store) -> 
     dice = random.Random(7)
     groups = [f"g{number}" for number in range(5)]
     await register(registry, "g0", "first")
-    seen: list[Found] = []
+    seen: list[InstancesFound] = []
     async with aclosing(follow_type(registry, NS, "game", None)) as found:
         await until_bookmark(found)
         for number in range(40):
@@ -66,13 +66,13 @@ async def test_a_watch_resumed_anywhere_tells_each_change_once(store: Store) -> 
                 registry, groups
             ):
                 seen.append(await anext(found))
-    events = [each for each in seen if isinstance(each.notice, Change)]
-    assert len({(each.group, cast("Change", each.notice).revision) for each in events}) == len(events)
+    events = [each for each in seen if isinstance(each.notice, FeedChange)]
+    assert len({(each.group, cast("FeedChange", each.notice).revision) for each in events}) == len(events)
     for index in (0, 7, 20, len(events) - 2):
         cursor = events[index].cursor
         assert cursor is not None
         async with aclosing(follow_type(Registry(store), NS, "game", read_cursor(str(cursor)))) as again:
-            rest: list[Found] = []
+            rest: list[InstancesFound] = []
             while len(told(rest)) < len(events) - index - 1:
                 rest += await until_bookmark(again)
             assert told(rest) == told(seen)[index + 1 :]
@@ -88,9 +88,9 @@ async def last_change(registry: Registry, groups: list[str]) -> tuple[str, str, 
 
 async def test_two_processes_that_watch_tell_the_same_in_the_same_order(store: Store) -> None:
     registries = [Registry(store) for _ in range(3)]
-    seen: list[list[Found]] = [[] for _ in registries]
+    seen: list[list[InstancesFound]] = [[] for _ in registries]
 
-    async def follow(registry: Registry, into: list[Found]) -> None:
+    async def follow(registry: Registry, into: list[InstancesFound]) -> None:
         found = follow_type(registry, NS, "game", None)
         while True:
             into.append(await anext(found))
@@ -133,7 +133,7 @@ async def test_watchers_that_begin_together_share_one_read_and_get_the_state_in_
     read: list[str] = []
     look = registry.look
 
-    async def counted(thing: Thing, **choice: object) -> Look:
+    async def counted(thing: Thing, **choice: object) -> Lookup:
         read.append(thing.name)
         return await look(thing, **choice)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headgate.registry.invariants import inspect
-from headgate.registry.model import Beat, OverrideChange, Record, Superseded, UnknownInstance
+from headgate.registry.model import InstanceBeat, OverrideChange, Record, Superseded, UnknownInstance
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store
@@ -85,7 +85,7 @@ class Machine(RuleBasedStateMachine):
     def heartbeat(self, name: str, healthy: bool | None, stale: bool) -> None:
         member = self.members.get(name)
         number = member.registration - 1 if member and stale else None
-        beat = Beat(name, healthy=healthy, registration=number)
+        beat = InstanceBeat(name, healthy=healthy, registration=number)
         work = self.registry.heartbeat("default", "game", "g", beat)
         if member is None:
             with pytest.raises(UnknownInstance):

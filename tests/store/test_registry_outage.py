@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.registry.model import Beat, Instance, Record
+from headgate.registry.model import Instance, InstanceBeat, Record
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store, Thing
@@ -63,7 +63,7 @@ class World:
                 await self.registry.feed.read(self.thing, 0, 1)
 
     async def beat(self, name: str) -> None:
-        await self.registry.heartbeat(NS, "game", "g", Beat(name))
+        await self.registry.heartbeat(NS, "game", "g", InstanceBeat(name))
         self.next_beat[name] = self.now + self.leases[name] // 3
 
     async def sweep(self) -> None:

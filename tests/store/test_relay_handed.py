@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from headgate.http.routes import Call, ClientGone, Message, Scope, Stop, Stopping
-from headgate.relay.api import PermitAnswer, PermitRequest, Routes
+from headgate.relay.api import PermitAnswer, PermitRequest, RelayRoutes
 from headgate.relay.model import Outcome
 from headgate.relay.relay import Relay
 from headgate.store import Store
@@ -63,7 +63,7 @@ async def test_no_permit_is_handed_to_nobody_however_far_the_question_was(
     relay: Relay, leave: Leave, raised: type[BaseException]
 ) -> None:
     view = await relay.upstreams.put("a", window(1, 100.0))
-    routes = Routes(relay)
+    routes = RelayRoutes(relay)
     answered = left = 0
     beats = 0
     while answered < 3:  # of the loop: from before the question is sent until after its answer

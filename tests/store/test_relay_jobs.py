@@ -15,7 +15,7 @@ from headgate.http.routes import Message
 from headgate.kit.life import run_jobs
 from headgate.kit.problems import StoreUnavailable
 from headgate.relay import job_queue as jobs_module
-from headgate.relay.forward import Request
+from headgate.relay.forward import RelayRequest
 from headgate.relay.incoming import Incoming
 from headgate.relay.job_queue import Jobs
 from headgate.relay.model import JobState, JobView, Order, Upstream
@@ -97,7 +97,7 @@ async def test_a_job_that_was_accepted_is_told_so_although_the_store_falls_silen
         raise AssertionError("there is no body")
 
     proxy = Proxy(relay.upstreams, relay.forwarder, relay.jobs, RelaySettings())
-    request = Request("POST", b"/x", [(b"x-user-id", b"u1")], Incoming(receive, [], 65_536), "u1")
+    request = RelayRequest("POST", b"/x", [(b"x-user-id", b"u1")], Incoming(receive, [], 65_536), "u1")
     with monkeypatch.context() as patched:
         patched.setattr(Jobs, "get", silent)
         await proxy._accept(await relay.upstreams.get("a"), request, b"/x", b"", 60_000, listen)

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from headgate.cli.trial.strict_limits import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
+from headgate.cli.trial.strict_limits import ArrivalLimiter, FixedWindow, SlidingCounter, SlidingLog, TokenBucket
 from headgate.kit.problems import DeadlineExceeded, StoreUnavailable
 from headgate.relay import metrics
 from headgate.relay.job_queue import Jobs
@@ -20,7 +20,7 @@ from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
 from headgate.relay.permits import SILENT_SECONDS, Permits
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import Sweep
+from headgate.relay.sweep import RelaySweep
 from headgate.store import Store
 from tests.store.relay_world import PATIENT_MS, Counting, Node, lag_of, nodes, window
 from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
@@ -93,7 +93,7 @@ async def test_hundred_requests_over_three_relays_never_trip_a_strict_window(thr
 )
 @pytest.mark.quiet
 async def test_every_kind_of_upstream_is_spared_at_any_phase(
-    three: list[Node], make: Callable[[float], Limiter], counter: Counter
+    three: list[Node], make: Callable[[float], ArrivalLimiter], counter: Counter
 ) -> None:
     await three[0].upstreams.put("a", window(10, 1.0, counter=counter))
     seed = a_seed()
@@ -194,16 +194,16 @@ async def test_cancels_in_any_state_leave_full_capacity(three: list[Node]) -> No
 
 
 async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.relay.waiting import Lines
+    from headgate.relay.waiting import UserLines
 
     chance = random.Random(1)
-    heard = Lines.hear
+    heard = UserLines.hear
 
-    def lossy(self: Lines, words: str | None) -> None:
+    def lossy(self: UserLines, words: str | None) -> None:
         if chance.random() > 0.4:
             heard(self, words)
 
-    monkeypatch.setattr(Lines, "hear", lossy)
+    monkeypatch.setattr(UserLines, "hear", lossy)
     await three[0].upstreams.put("a", window(5, 0.3))
     upstream = Counting(10, 0.005, 0.05)
     await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(30)))
@@ -269,7 +269,7 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
         late = [asyncio.ensure_future(one(alive, "late")) for _ in range(2)]
         await eventually(partial(waits, 4))
         proxy.blackhole()
-        sweep = Sweep(alive.store, alive.upstreams, Jobs(alive.store, alive.upstreams, RelaySettings()))
+        sweep = RelaySweep(alive.store, alive.upstreams, Jobs(alive.store, alive.upstreams, RelaySettings()))
 
         async def buried() -> bool:
             await sweep.visit("back")
@@ -386,14 +386,14 @@ async def test_idle_users_leave_no_keys(three: list[Node]) -> None:
     await node.upstreams.put("idle", window(3, 0.2))
     upstream = Counting(17, 0.002, 0.0)
     await asyncio.gather(*(three[n % 3].send("idle", f"u{n % 5}", upstream) for n in range(15)))
-    sweep = Sweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
+    sweep = RelaySweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
     await asyncio.gather(*(other.permits.settled(2) for other in three))
     assert await keys_of_users(node.store, "idle")
     node.store.advance_clock(60_000)
     await eventually(lambda: _swept(sweep, node.store), 5)
 
 
-async def _swept(sweep: Sweep, store: Store) -> bool:
+async def _swept(sweep: RelaySweep, store: Store) -> bool:
     await sweep.visit("idle")
     return not await keys_of_users(store, "idle")
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.relay.forward import Request
-from headgate.relay.incoming import Kept
+from headgate.relay.forward import RelayRequest
+from headgate.relay.incoming import KeptBody
 from headgate.relay.model import JobState, JobView, Limit, Order, Outcome, Per, Retry
 from headgate.relay.relay import Relay
 from headgate.store import StoreSettings, open_store
@@ -36,7 +36,7 @@ async def relay(server: Topology, prefix: str) -> AsyncIterator[Relay]:
 async def send(relay: Relay, *, units: int = 1, seconds: float = 20.0, user: str = "u1", method: str = "POST") -> int:
     """Send one request through the relay and read its whole answer; give its status."""
     view = await relay.upstreams.get("a")
-    request = Request(method, b"/x", [(b"x-user-id", user.encode())], Kept(b"b"), user, units)
+    request = RelayRequest(method, b"/x", [(b"x-user-id", user.encode())], KeptBody(b"b"), user, units)
     deadline = asyncio.get_running_loop().time() + seconds
     async with relay.forwarder.forward(view, request, deadline=deadline) as answer:
         async for _ in answer.chunks:

@@ -12,10 +12,10 @@ from headgate.config.config import Config
 from headgate.config.model import Draft, UnknownKey
 from headgate.config.settings import ConfigSettings
 from headgate.gate.gate import Gate, Question
-from headgate.gate.gate import Reason as Why
+from headgate.gate.gate import VerdictReason as Why
 from headgate.kit.problems import StoreFull
 from headgate.locks import Locks
-from headgate.registry.model import Beat, OverrideChange, Record
+from headgate.registry.model import InstanceBeat, OverrideChange, Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
@@ -155,7 +155,7 @@ async def test_instances_stay_and_leave_and_none_is_added(server: Topology, stor
             await registry.register(NS, record("new"))
         for seconds in range(2, 14, 2):
             clock.set(seconds * 1000)
-            await registry.heartbeat(NS, "game", "kr-1", Beat("alive"))
+            await registry.heartbeat(NS, "game", "kr-1", InstanceBeat("alive"))
             await registry.renew(NS, record("whole"))
             await sweeper.sweep(thing)
         with pytest.raises(StoreFull):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from headgate.cli.trial.crowd.curves import Curve, arrivals
-from headgate.cli.trial.crowd.record import Promise, Record, Wait
+from headgate.cli.trial.crowd.record import CrowdRecord, Promise, Wait
 from headgate.cli.trial.crowd.report import report
 from headgate.cli.trial.crowd.view import sparkline
 
@@ -39,8 +39,8 @@ def test_the_same_seed_gives_the_same_crowd() -> None:
     assert arrivals(Curve.WAVE, 100, 10, random.Random(3)) == arrivals(Curve.WAVE, 100, 10, random.Random(3))
 
 
-def _record() -> Record:
-    record = Record(100)
+def _record() -> CrowdRecord:
+    record = CrowdRecord(100)
     for second in range(30):
         record.arrived = record.admitted = second * 3
         record.seats_taken, record.capacity = min(second, 10), 10
@@ -95,7 +95,7 @@ def test_the_report_is_complete_and_needs_nothing_else() -> None:
 
 
 def test_a_run_in_which_nothing_happened_has_a_report_too() -> None:
-    record = Record(1)
+    record = CrowdRecord(1)
     assert "Nothing was measured" in report(record, record.figures(0), [], "now")
 
 

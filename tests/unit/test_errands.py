@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 
-from headgate.kit.tasks import Errands
+from headgate.kit.tasks import Tasks
 
 
 async def test_closing_ends_although_a_task_is_done_and_its_callbacks_have_not_run() -> None:
-    errands = Errands()
+    errands = Tasks()
 
     async def at_once() -> None:
         return None
@@ -21,7 +21,7 @@ async def test_closing_ends_although_a_task_is_done_and_its_callbacks_have_not_r
 
 
 async def test_closing_cancels_what_runs() -> None:
-    errands = Errands()
+    errands = Tasks()
     task = errands.start(asyncio.sleep(3600))
     async with asyncio.timeout(5):
         await errands.close()
@@ -29,7 +29,7 @@ async def test_closing_cancels_what_runs() -> None:
 
 
 async def test_a_task_that_is_cancelled_before_its_first_step_leaves_no_warning() -> None:
-    errands = Errands()
+    errands = Tasks()
     ran = []
 
     async def work() -> None:

@@ -19,8 +19,8 @@ from headgate.kit.named_metrics import (
     OTHER,
     RANK_AFTER,
     Across,
+    LabelNames,
     NamedReadings,
-    Names,
 )
 from tests.unit.test_metrics import value
 
@@ -31,7 +31,7 @@ def unique(name: str) -> str:
 
 
 def test_names_beyond_the_bound_are_counted_together() -> None:
-    names = Names("queue", most=10)
+    names = LabelNames("queue", most=10)
     name = unique("entered")
     counted = names.counter(f"{name}_total", "For this test.", ["how"])
     took = names.histogram(f"{name}_seconds", "For this test.", buckets=(1, 10))
@@ -49,7 +49,7 @@ def test_names_beyond_the_bound_are_counted_together() -> None:
 
 
 def test_a_name_that_became_busy_takes_the_series_of_one_that_is_hardly_used() -> None:
-    names = Names("queue", most=2)
+    names = LabelNames("queue", most=2)
     counted = names.counter(f"{unique('calls')}_total", "For this test.")
     for name in ("idle", "busy", "busy", "busy"):
         counted.labels(name).inc()
@@ -66,7 +66,7 @@ def test_a_name_that_became_busy_takes_the_series_of_one_that_is_hardly_used() -
 
 
 def test_series_of_a_name_that_is_gone_go_and_it_may_come_again() -> None:
-    names = Names("upstream", most=2)
+    names = LabelNames("upstream", most=2)
     name = unique("sends")
     sends, flying = names.counter(f"{name}_total", "For this test."), names.gauge(name, "For this test.")
     kept, level = sends.labels("a"), flying.labels("a")
@@ -82,7 +82,7 @@ def test_series_of_a_name_that_is_gone_go_and_it_may_come_again() -> None:
 
 
 def test_gauges_of_names_without_series_are_added_up_and_none_is_lost() -> None:
-    names = Names("queue", most=1)
+    names = LabelNames("queue", most=1)
     streams = names.gauge(unique("streams"), "For this test.")
     with streams.labels("first").track_inprogress(), streams.labels("second").track_inprogress():
         with streams.labels("third").track_inprogress():
@@ -95,7 +95,7 @@ def test_gauges_of_names_without_series_are_added_up_and_none_is_lost() -> None:
 
 @pytest.mark.parametrize("across", ["sum", "max", "latest"])
 def test_names_that_are_gone_are_forgotten_though_they_had_no_series(across: Across) -> None:
-    names = Names("upstream", most=2)
+    names = LabelNames("upstream", most=2)
     sends = names.counter(f"{unique('sends')}_total", "For this test.")
     level = names.gauge(unique("level"), "For this test.", ["state"], across=across)
     for number in range(10_000):
@@ -111,7 +111,7 @@ def test_names_that_are_gone_are_forgotten_though_they_had_no_series(across: Acr
 
 
 def test_a_gauge_keeps_a_bounded_number_of_names_and_rather_those_that_are_not_0() -> None:
-    names = Names("upstream", most=2)
+    names = LabelNames("upstream", most=2)
     level = names.gauge(unique("level"), "For this test.")
     busy = [f"busy-{number}" for number in range(100)]
     for name in ("first", "second", *busy):
@@ -177,9 +177,9 @@ async def test_a_scrape_waits_for_numbers_that_are_brought_up_to_date_but_not_fo
 _CHILD = """
 import sys
 from headgate.kit import metrics
-from headgate.kit.named_metrics import NamedReadings, Names
+from headgate.kit.named_metrics import LabelNames, NamedReadings
 metrics.share(__import__("pathlib").Path(sys.argv[1]))
-names = Names("queue", most=3)
+names = LabelNames("queue", most=3)
 entered = names.counter("headgate_entered_total", "entered")
 took = names.histogram("headgate_took_seconds", "took", buckets=(0.1, 1))
 streams = names.gauge("headgate_streams", "streams")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.gateway.console import _from_our_page
-from headgate.gateway.cors import Origins
+from headgate.gateway.cors import CorsOrigins
 from headgate.http.origins import origin_of
 from headgate.kit.settings import SettingInvalid
 
@@ -37,7 +37,7 @@ def test_these_are_no_origins(text: str) -> None:
 @pytest.mark.parametrize("text", ["shop.example", "https://shop.example/page", "null"])
 def test_a_setting_that_is_no_origin_is_refused(text: str) -> None:
     with pytest.raises(SettingInvalid, match="not an origin"):
-        Origins([text])
+        CorsOrigins([text])
 
 
 @pytest.mark.parametrize(

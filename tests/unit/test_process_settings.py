@@ -9,7 +9,7 @@ import pytest
 
 from headgate.cli.processes.relay import relay_edge
 from headgate.cli.settings import KINDS
-from headgate.cli.trial.up import Plan, children_environment
+from headgate.cli.trial.up import UpPlan, children_environment
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.settings import Configuration, configure
 
@@ -29,7 +29,7 @@ def quiet_seconds(configuration: Configuration) -> tuple[float, float]:
 def test_serve_goes_on_serving_for_five_seconds_and_up_stops_at_once(tmp_path: Path) -> None:
     said_nothing = configure(KINDS)
     assert quiet_seconds(said_nothing) == (5, 5)
-    plan = Plan(host="127.0.0.1", port=8080, directory=tmp_path, token="t" * 24, demo=True)
+    plan = UpPlan(host="127.0.0.1", port=8080, directory=tmp_path, token="t" * 24, demo=True)
     for name in ("token", "signing-keys.json"):
         (tmp_path / name).write_text("a secret")
     environment = children_environment(said_nothing, plan, "valkey://127.0.0.1:6379")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.relay.waiting import Lines
+from headgate.relay.waiting import UserLines
 
 LONG_SECONDS = 600.0
 
 
 async def test_a_time_that_was_on_its_way_when_the_policy_changed_is_not_waited_for() -> None:
-    lines = Lines()
+    lines = UserLines()
     deadline = asyncio.get_running_loop().time() + LONG_SECONDS
     with lines.join("u1", "p.1.1") as first, lines.join("u1", "p.2.1") as second:
         first.asks()
@@ -25,7 +25,7 @@ async def test_a_time_that_was_on_its_way_when_the_policy_changed_is_not_waited_
 
 async def test_waiters_without_a_known_time_stay_asleep_when_the_policy_changes() -> None:
     """Their line may be long; the store calls them when their time is known."""
-    lines = Lines()
+    lines = UserLines()
     deadline = asyncio.get_running_loop().time() + LONG_SECONDS
     with lines.join("u1", "p.1.1") as first, lines.join("u1", "p.2.1") as second, lines.join("u1", "p.3.1") as third:
         turns = [
@@ -45,7 +45,7 @@ async def test_waiters_without_a_known_time_stay_asleep_when_the_policy_changes(
 
 async def test_a_version_that_a_hint_named_is_no_news() -> None:
     """Otherwise every waiter would ask twice for each change."""
-    lines = Lines()
+    lines = UserLines()
     deadline = asyncio.get_running_loop().time() + LONG_SECONDS
     with lines.join("u1", "p.1.1") as waiter:
         lines.learn(b"1")

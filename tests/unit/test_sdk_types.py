@@ -15,8 +15,8 @@ import pytest
 
 from headgate import sdk
 from headgate.locks import Locks
-from headgate.sdk.locks import HttpLocks
-from headgate.sdk.relay import HttpRelay, StoreRelay
+from headgate.sdk.locks import HttpLocksBackend
+from headgate.sdk.relay import HttpRelayBackend, StoreRelayBackend
 
 PROGRAM = """
 from collections.abc import Sequence
@@ -166,7 +166,7 @@ def test_no_answer_is_unset() -> None:
 
 
 PARTS = (
-    sdk.Queue, sdk.Operators, sdk.Registry, sdk.Config, sdk.Relay, HttpRelay, StoreRelay, Locks, HttpLocks,
+    sdk.Queue, sdk.QueuesBackend, sdk.Registry, sdk.Config, sdk.Relay, HttpRelayBackend, StoreRelayBackend, Locks, HttpLocksBackend,
     sdk.Quorum, sdk.ServiceDiscoveryClient, sdk.SyncLock, sdk.SyncElection,
 )  # fmt: skip
 

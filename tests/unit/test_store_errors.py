@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from headgate.cli.commands.findings import Level, memory
+from headgate.cli.commands.findings import Severity, memory
 from headgate.cli.next_steps import next_step
 from headgate.kit.problems import HeadgateError, StoreFull, StoreUnavailable, from_document
 from headgate.sdk import Headgate
@@ -62,9 +62,10 @@ def test_a_full_store_has_a_next_step_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "level"), [(81, Level.WARNING), (99, Level.WARNING), (100, Level.PROBLEM), (120, Level.PROBLEM)]
+    ("used", "level"),
+    [(81, Severity.WARNING), (99, Severity.WARNING), (100, Severity.PROBLEM), (120, Severity.PROBLEM)],
 )
-def test_a_full_store_is_a_problem_for_doctor(used: int, level: Level) -> None:
+def test_a_full_store_is_a_problem_for_doctor(used: int, level: Severity) -> None:
     node = NodeFacts(
         endpoint="127.0.0.1:1", server="valkey", version=(8, 0, 0), memory_policy="noeviction",
         used_memory=used, most_memory=100, append_only=True, append_only_ok=True, snapshots=True, replicas=0,

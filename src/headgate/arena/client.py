@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from headgate.arena.protocol import Ask, BadFrame, Count, Message, Notice, Said, Say, encoded, from_server
+from headgate.arena.protocol import Ask, BadFrame, Message, Notice, PlayerCount, Said, Say, encoded, from_server
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
 
@@ -26,7 +26,7 @@ class ArenaClosed(HeadgateError):
     code = "arena_closed"
 
 
-class Visit:
+class ArenaVisit:
     """A stay in an arena: `async for message in visit`, `await visit.say(…)`."""
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -40,7 +40,7 @@ class Visit:
         """Ask how many are here; the answer comes as a message. Raises ArenaClosed."""
         await self._send(Ask())
 
-    async def __aiter__(self) -> AsyncIterator[Said | Notice | Count]:
+    async def __aiter__(self) -> AsyncIterator[Said | Notice | PlayerCount]:
         while True:
             try:
                 frame = await self._connection.recv()
@@ -63,7 +63,7 @@ class Visit:
 
 
 @asynccontextmanager
-async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> AsyncIterator[Visit]:
+async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> AsyncIterator[ArenaVisit]:
     """Enter with a ticket, which travels in a header and so in no log; a refusal is raised as the problem it names."""
     headers = {"Authorization": f"Bearer {sent_secret(ticket, 'The ticket')}"}
     try:
@@ -81,7 +81,7 @@ async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> A
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"The arena at {address} cannot be reached.") from error
     async with connection:
-        yield Visit(connection)
+        yield ArenaVisit(connection)
 
 
 def _refused(error: InvalidStatus) -> HeadgateError:

@@ -54,7 +54,7 @@ class TargetTooLong(HeadgateError):
     code, status = "target_too_long", 414
 
 
-class Seats(Protocol):
+class SeatService(Protocol):
     """Seats on offer in a queue; the SDK's `Offer` is one."""
 
     instance_id: str
@@ -107,7 +107,7 @@ async def ticket_id(ticket: str, check: TicketCheck) -> str:
         raise TicketInvalid from error
 
 
-class Origins:
+class AllowedOrigins:
     """Decides which pages may enter: those of the configured sites, and those of the arena's own origin.
 
     Scheme, host and port all count. The arena's own origin is that of the address at which players reach it, and the host

@@ -42,13 +42,13 @@ class Player:
             self.why, self.reason = why, reason
 
 
-class Hall:
+class ChatRoom:
     """All players inside."""
 
     def __init__(self, backlog_bytes: int) -> None:
         self.players: dict[str, Player] = {}
         self._backlog_bytes = backlog_bytes
-        self._posted: list[_Posted] = []
+        self._posted: list[_PostedMessage] = []
         self._rest_until = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -57,12 +57,12 @@ class Hall:
 
     def post(self, frame: bytes, sender: Player | None = None) -> None:
         """Send a frame to everybody but its sender, soon."""
-        self._add(_Posted(frame, sender, None))
+        self._add(_PostedMessage(frame, sender, None))
 
     def tell(self, player: Player, frame: bytes) -> None:
         """Send a frame to one player, after what was posted before it."""
         if self._posted:
-            self._add(_Posted(frame, None, player))
+            self._add(_PostedMessage(frame, None, player))
         else:
             metrics.DELIVERED.inc(self._write(player, frame, 1, monotonic()))
 
@@ -73,7 +73,7 @@ class Hall:
             if player.last < limit and player.why is None:
                 idle(player)
 
-    def _add(self, posted: _Posted) -> None:
+    def _add(self, posted: _PostedMessage) -> None:
         if not self._posted:
             self._loop.call_later(max(0.0, self._rest_until - monotonic()), self._deliver)
         self._posted.append(posted)
@@ -113,7 +113,7 @@ class Hall:
         return count
 
 
-class _Posted(msgspec.Struct, frozen=True, eq=False):
+class _PostedMessage(msgspec.Struct, frozen=True, eq=False):
     """A frame on its way: to all but its sender, or to one player only."""
 
     frame: bytes

@@ -57,20 +57,20 @@ class Ask(Wire, frozen=True):
     """The question how many are here."""
 
 
-class Count(Wire, frozen=True):
+class PlayerCount(Wire, frozen=True):
     """How many are here."""
 
     client_count: int
 
 
-Message = Say | Said | Notice | Ask | Count
+Message = Say | Said | Notice | Ask | PlayerCount
 
 _TYPES: Final[dict[type[Message], MessageType]] = {
     Say: MessageType.MESSAGE_SEND,
     Said: MessageType.MESSAGE_RECEIVE,
     Notice: MessageType.SYSTEM_MESSAGE_RECEIVE,
     Ask: MessageType.SERVERSTATUS_REQUEST,
-    Count: MessageType.SERVERSTATUS_RESPONSE,
+    PlayerCount: MessageType.SERVERSTATUS_RESPONSE,
 }
 
 
@@ -113,10 +113,10 @@ def from_player(frame: str | bytes) -> Say | Ask:
     return message
 
 
-def from_server(frame: str | bytes) -> Said | Notice | Count:
+def from_server(frame: str | bytes) -> Said | Notice | PlayerCount:
     """Read what a server sent; raises BadFrame."""
     message = _read(frame, _FROM_SERVER)
-    assert isinstance(message, Said | Notice | Count)
+    assert isinstance(message, Said | Notice | PlayerCount)
     return message
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headgate.arena.door import Seats
+from headgate.arena.door import SeatService
 from headgate.kit.ids import new_uuid
 from headgate.kit.problems import StoreUnavailable
 from headgate.waiting_room.model import Redeemed
@@ -21,7 +21,7 @@ MOST_UNKNOWN: Final = 10_000
 class Redeems:
     """The redeems of one server."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: SeatService) -> None:
         self._seats = seats
         self._under_way: set[str] = set()
         self._unknown: dict[str, str] = {}

@@ -23,9 +23,9 @@ from websockets.typing import Subprotocol
 
 from headgate.arena import door, metrics
 from headgate.arena.allowance import Allowance, Failures
-from headgate.arena.door import Draining, Seats, TicketCheck
-from headgate.arena.hall import Hall, Player
-from headgate.arena.protocol import FLOODED, Ask, BadFrame, Count, Notice, Said, framed, from_player, timestamp
+from headgate.arena.door import Draining, SeatService, TicketCheck
+from headgate.arena.hall import ChatRoom, Player
+from headgate.arena.protocol import FLOODED, Ask, BadFrame, Notice, PlayerCount, Said, framed, from_player, timestamp
 from headgate.arena.redeems import Redeems
 from headgate.arena.settings import ArenaSettings
 from headgate.kit import traces
@@ -62,13 +62,13 @@ class Arena:
     """One game server; `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
 
     def __init__(self, settings: ArenaSettings) -> None:
-        self.hall = Hall(settings.backlog_bytes)
+        self.hall = ChatRoom(settings.backlog_bytes)
         self.closing = False
         self._settings = settings
         self._proxies = door.networks(settings.trusted_proxies)
-        self._origins = door.Origins(settings.origins, settings.address)
+        self._origins = door.AllowedOrigins(settings.origins, settings.address)
         self._failures = Failures(settings.handshake_failures)
-        self._seats: Seats | None = None
+        self._seats: SeatService | None = None
         self._check: TicketCheck | None = None
         self._redeems: Redeems | None = None
         self._admitted: dict[ServerConnection, Player] = {}
@@ -110,7 +110,7 @@ class Arena:
         if failure is not None:
             raise failure
 
-    def offer(self, seats: Seats, check: TicketCheck) -> None:
+    def offer(self, seats: SeatService, check: TicketCheck) -> None:
         """Say which seats players come to, and how their signed tickets are checked."""
         self._seats, self._check, self._redeems = seats, check, Redeems(seats)
 
@@ -253,7 +253,7 @@ class Arena:
             return
         metrics.RECEIVED.labels("taken").inc()
         if isinstance(message, Ask):
-            self.hall.tell(player, framed(Count(len(self.hall))))
+            self.hall.tell(player, framed(PlayerCount(len(self.hall))))
             return
         player.last = monotonic()
         self.hall.post(framed(Said(timestamp(), player.nickname, message.message)), player)

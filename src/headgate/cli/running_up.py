@@ -20,7 +20,7 @@ def without_password(url: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class RunningUp(msgspec.Struct, frozen=True):
     """The addresses of what `up` runs, and the token that opens it; None is what does not run."""
 
     gateway: str
@@ -33,10 +33,10 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 class _Remembered(msgspec.Struct, frozen=True):
     pid: int
-    up: Whereabouts
+    up: RunningUp
 
 
-def remember(directory: Path, whereabouts: Whereabouts) -> None:
+def remember(directory: Path, whereabouts: RunningUp) -> None:
     """Leave a note that only we may read."""
     unfinished = directory / f"{_FILE}.new"
     unfinished.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def forget(directory: Path) -> None:
     (directory / _FILE).unlink(missing_ok=True)
 
 
-def find(directory: Path) -> Whereabouts | None:
+def find(directory: Path) -> RunningUp | None:
     """Find the `up` that runs on this directory; a note left by one that was killed does not count."""
     try:
         note = msgspec.json.decode((directory / _FILE).read_bytes(), type=_Remembered)
@@ -62,7 +62,7 @@ def find(directory: Path) -> Whereabouts | None:
     return None
 
 
-def find_by_url(directory: Path, url: str) -> Whereabouts | None:
+def find_by_url(directory: Path, url: str) -> RunningUp | None:
     """Find the `up` that runs on this directory if its gateway is at this URL, under any name of this machine.
 
     Call it at its own address: under another name of this machine somebody else might listen.

@@ -56,14 +56,14 @@ class BatchItem(Wire, frozen=True):
     version: Annotated[int, Meta(ge=0)] | None = None
 
 
-class BatchRequest(Wire, frozen=True):
+class ConfigBatchRequest(Wire, frozen=True):
     """Several keys at once, all or none."""
 
     values: list[BatchItem]
     reason: str = ""
 
 
-class BatchAnswer(Wire, frozen=True):
+class ConfigBatchAnswer(Wire, frozen=True):
     """The versions made, all at one revision."""
 
     versions: dict[str, int]
@@ -114,7 +114,7 @@ class DeleteQuery(Wire, frozen=True):
     reason: str = ""
 
 
-class WatchQuery(Wire, frozen=True):
+class ConfigWatchQuery(Wire, frozen=True):
     """From where on, and which keys only."""
 
     revision: Annotated[int, Meta(ge=0)] | None = None
@@ -123,7 +123,7 @@ class WatchQuery(Wire, frozen=True):
 
 def operations(config: Config) -> list[Operation]:
     """List config's routes."""
-    api = _Api(config)
+    api = ConfigRoutes(config)
     space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
     expecting = {
         "If-Match": 'The version that must be the newest, such as `"3"`, or `*` for any; else 412 with the one that is.'
@@ -136,12 +136,12 @@ def operations(config: Config) -> list[Operation]:
         ),
         Operation(
             "POST", space, api.publish_batch, "Publish several keys, all or none", name="config_publish",
-            access=Access.SERVICE, tag=TAG, body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer,
+            access=Access.SERVICE, tag=TAG, body=ConfigBatchRequest, body_limit=MOST_BATCH_BODY, answer=ConfigBatchAnswer,
             errors=writes, namespaced=True,
         ),
         Operation(
             "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG,
-            query=WatchQuery, content_type="text/event-stream", namespaced=True,
+            query=ConfigWatchQuery, content_type="text/event-stream", namespaced=True,
             headers={"Last-Event-ID": "The revision to go on from, as an event's id gave it; before `revision`."},
         ),
         Operation(
@@ -177,7 +177,7 @@ def operations(config: Config) -> list[Operation]:
     ]  # fmt: skip
 
 
-class _Api:
+class ConfigRoutes:
     def __init__(self, config: Config) -> None:
         self._config = config
 
@@ -235,8 +235,8 @@ class _Api:
         query: DeleteQuery = call.query
         return (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=query.reason))[key]
 
-    async def publish_batch(self, call: Call) -> BatchAnswer:
-        body: BatchRequest = call.body
+    async def publish_batch(self, call: Call) -> ConfigBatchAnswer:
+        body: ConfigBatchRequest = call.body
         _may_write(call, self._config)
         drafts = [
             Draft(item.key, item.content, content_type_of(item.content_type), item.version, item.secret)
@@ -244,7 +244,7 @@ class _Api:
         ]
         made = await self._config.publish(call.namespace, drafts, author=call.caller.name, reason=body.reason)
         revision = max(each.revision for each in made.values())
-        return BatchAnswer({key: each.version for key, each in made.items()}, revision)
+        return ConfigBatchAnswer({key: each.version for key, each in made.items()}, revision)
 
     async def roll_back(self, call: Call) -> Published:
         return await self._roll_back(call, check_key(call.path["key"]))
@@ -269,7 +269,7 @@ class _Api:
         return await self._roll_back(call, key)
 
     async def watch(self, call: Call) -> Stream:
-        query: WatchQuery = call.query
+        query: ConfigWatchQuery = call.query
         position = call.header("last-event-id")
         after = revision_number(position, "Last-Event-ID") if position else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None

@@ -12,10 +12,10 @@ import msgspec
 
 from headgate.config import metrics
 from headgate.config.model import (
+    ConfigEntry,
     ContentInvalid,
     ContentType,
     Draft,
-    Entry,
     NamespaceFull,
     Published,
     UnknownKey,
@@ -32,7 +32,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import InvalidRequest, TooLarge, VersionConflict
 from headgate.kit.validation import explain
 from headgate.store import Arg, Store, Thing, script
-from headgate.store.watch.feed import Change, Feed, Snapshot
+from headgate.store.watch.feed import Feed, FeedChange, Snapshot
 
 PUBLISH = script(__package__, "publish")
 DELETE = script(__package__, "delete")
@@ -46,12 +46,12 @@ MOST_AT_A_STROKE: Final = 8192
 SLOWLY_READ: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
 
 log = get_logger()
-_entries = msgspec.json.Decoder(Entry)
-_updates = msgspec.json.Decoder(list[Entry])
+_entries = msgspec.json.Decoder(ConfigEntry)
+_updates = msgspec.json.Decoder(list[ConfigEntry])
 Definitions = Mapping[str, type[Any]]
 
 
-class State(msgspec.Struct, frozen=True):
+class NamespaceState(msgspec.Struct, frozen=True):
     """Values at one moment."""
 
     values: list[Value]
@@ -90,7 +90,7 @@ class Config:
             raise UnknownKey(f"There is no key {key} in {namespace}.")
         return found
 
-    async def read(self, namespace: str, keys: Sequence[str] = ()) -> State:
+    async def read(self, namespace: str, keys: Sequence[str] = ()) -> NamespaceState:
         """Give the named keys that exist, or all, at one moment."""
         metrics.READS.inc()
         return await self._state(self.space(namespace), keys)
@@ -242,13 +242,13 @@ class Config:
             raise ContentInvalid(f"{draft.key}: {explain(error, kind)[0]}", line=1, column=1) from error
         return bool(getattr(kind, "SECRET", False))
 
-    async def _state(self, thing: Thing, keys: Sequence[str]) -> State:
+    async def _state(self, thing: Thing, keys: Sequence[str]) -> NamespaceState:
         for _ in range(3):
             reply = cast("list[bytes]", await self.store.run(READ, thing, *keys))
             if reply[0] != b"uncertain":
                 break
             await self.feed.settle(thing)
-        return State([_entries.decode(each).value() for each in reply[3:]], int(reply[2]), reply[1].decode())
+        return NamespaceState([_entries.decode(each).value() for each in reply[3:]], int(reply[2]), reply[1].decode())
 
     async def _snapshot(self, thing: Thing) -> Snapshot[Value]:
         state = await self._state(thing, ())
@@ -260,7 +260,7 @@ def value_of(entry: bytes) -> Value:
     return _entries.decode(entry).value()
 
 
-def read_update(change: Change) -> Update:
+def read_update(change: FeedChange) -> Update:
     """Read the publish that a change carries."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return Update(change.revision, [entry.value() for entry in _updates.decode(change.value)])
@@ -283,6 +283,6 @@ def _fields(**values: object) -> str:
     return "," + msgspec.json.encode(values).decode()[1:-1]
 
 
-def _diff(old: Entry | None, new: Entry) -> str:
+def _diff(old: ConfigEntry | None, new: ConfigEntry) -> str:
     before, after = (old.content if old else ""), new.content
     return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))

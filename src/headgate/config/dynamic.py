@@ -47,7 +47,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
                 raise ValueError(f"{name} is no class of routes; there are {', '.join(self.CLASSES)}")
 
 
-class AlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LiveAlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
     SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
@@ -76,7 +76,7 @@ def _is_web_address(url: str) -> bool:
 DEFINITIONS: Final[Mapping[str, type[Any]]] = {
     "log/level": LogLevel,
     "edge/limits": EdgeLimits,
-    "alerts/target": AlertTarget,
+    "alerts/target": LiveAlertTarget,
 }
 
 

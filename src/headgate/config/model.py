@@ -82,7 +82,7 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
         return parse(self.content, self.content_type)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ConfigEntry(msgspec.Struct, frozen=True):
     """A version as the store keeps it."""
 
     key: str

@@ -14,10 +14,10 @@ from headgate.config.config import Config, read_update
 from headgate.config.model import Update, Value
 from headgate.http.routes import event
 from headgate.store import Thing
-from headgate.store.watch.feed import Bookmark, Change, Compacted, Notice, Notices, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Notices, Reset, Snapshot
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
+class ConfigBookmark(msgspec.Struct, frozen=True, omit_defaults=True):
     """A position: of a bookmark, of a compaction, or of a new epoch."""
 
     revision: int
@@ -52,7 +52,7 @@ async def follow(config: Config, namespace: str, after: int | None) -> AsyncGene
     try:
         async with aclosing(notices):
             async for notice in notices:
-                yield _read(notice) if isinstance(notice, Change) else notice
+                yield _read(notice) if isinstance(notice, FeedChange) else notice
     finally:
         metrics.WATCHERS.dec()
 
@@ -69,11 +69,11 @@ def events(
 
 async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
     """Leave of what was missed, up to the first mark, only each key's newest version; no more than that is kept meanwhile."""
-    missed: dict[str, tuple[Change, bytes]] | None = {}
+    missed: dict[str, tuple[FeedChange, bytes]] | None = {}
     async with aclosing(notices):
         async for notice in notices:
             if missed is not None:
-                if isinstance(notice, Change):
+                if isinstance(notice, FeedChange):
                     _keep_newest(missed, notice)
                     continue
                 for change in _newest(missed):
@@ -82,26 +82,26 @@ async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
             yield notice
 
 
-def _keep_newest(missed: dict[str, tuple[Change, bytes]], change: Change) -> None:
+def _keep_newest(missed: dict[str, tuple[FeedChange, bytes]], change: FeedChange) -> None:
     bare = msgspec.structs.replace(change, value=b"")
     for entry, raw in zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True):
         missed.pop(entry.key, None)  # so that what is newest comes last
         missed[entry.key] = (bare, bytes(raw))
 
 
-def _newest(missed: dict[str, tuple[Change, bytes]]) -> list[Change]:
-    entries: dict[Change, list[bytes]] = {}
+def _newest(missed: dict[str, tuple[FeedChange, bytes]]) -> list[FeedChange]:
+    entries: dict[FeedChange, list[bytes]] = {}
     for change, raw in missed.values():
         entries.setdefault(change, []).append(raw)
     return [msgspec.structs.replace(change, value=b"[" + b",".join(raws) + b"]") for change, raws in entries.items()]
 
 
 def _write_clear(thing: Thing, notice: Notice[Value]) -> bytes:
-    return _rendered(notice, clear=True) if isinstance(notice, Change) else _write(notice, None, clear=True)
+    return _rendered(notice, clear=True) if isinstance(notice, FeedChange) else _write(notice, None, clear=True)
 
 
 def _write_masked(thing: Thing, notice: Notice[Value]) -> bytes:
-    return _rendered(notice, clear=False) if isinstance(notice, Change) else _write(notice, None, clear=False)
+    return _rendered(notice, clear=False) if isinstance(notice, FeedChange) else _write(notice, None, clear=False)
 
 
 def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: frozenset[str]) -> bytes:
@@ -109,24 +109,24 @@ def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: froze
 
 
 @lru_cache(maxsize=LATELY)
-def _rendered(change: Change, *, clear: bool) -> bytes:
+def _rendered(change: FeedChange, *, clear: bool) -> bytes:
     """Write a publish once for all who watch, however late."""
     return _write(change, None, clear=clear)
 
 
 def _write(notice: Notice[Value], keys: frozenset[str] | None, *, clear: bool) -> bytes:
     match notice:
-        case Change():
+        case FeedChange():
             return _render(notice.revision, _chosen(_read(notice).values, keys), clear=clear)
         case Snapshot():
             values = _chosen(notice.items, keys)
             return b"".join(event("put", _told(notice.revision, value, clear=clear)) for value in values)
         case Bookmark():
-            return event("bookmark", Mark(notice.revision), notice.revision)
+            return event("bookmark", ConfigBookmark(notice.revision), notice.revision)
         case Compacted():
-            return event("compacted", Mark(notice.revision))
+            return event("compacted", ConfigBookmark(notice.revision))
         case Reset():
-            return event("reset", Mark(notice.revision, notice.epoch))
+            return event("reset", ConfigBookmark(notice.revision, notice.epoch))
 
 
 def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Value]:
@@ -134,7 +134,7 @@ def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Va
 
 
 @lru_cache(maxsize=LATELY)
-def _read(change: Change) -> Update:
+def _read(change: FeedChange) -> Update:
     """Read a publish once for all who watch."""
     return read_update(change)
 

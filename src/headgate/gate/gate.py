@@ -47,7 +47,7 @@ FAIL_MODE = QUEUES.counter(
 )
 
 
-class Reason(StrEnum):
+class VerdictReason(StrEnum):
     """Why a gate said what it said."""
 
     UNGUARDED = "unguarded"
@@ -81,14 +81,14 @@ class Verdict(msgspec.Struct, frozen=True):
     """Pass or wait; `visitor` is set when the cookie must be written anew, `refusal` when the visitor is not in line yet."""
 
     passes: bool
-    reason: Reason
+    reason: VerdictReason
     queue: str = ""
     status: Status | None = None
     visitor: Visitor | None = None
     refusal: RateLimited | None = None
 
 
-_UNGUARDED: Final = Verdict(True, Reason.UNGUARDED)
+_UNGUARDED: Final = Verdict(True, VerdictReason.UNGUARDED)
 
 
 class Gate:
@@ -104,7 +104,7 @@ class Gate:
         # Queues whose part of the store was away, and until when nobody asks there.
         self._away: dict[Thing, float] = {}
         # Answers since the last flush: a hot path must not pay for its figures.
-        self._figures: dict[Reason, int] = {}
+        self._figures: dict[VerdictReason, int] = {}
         # Cookies that were found good: the same few bytes come with every picture of a page.
         self._recognised: dict[str, Visitor] = {}
         # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
@@ -135,7 +135,9 @@ class Gate:
             await asyncio.sleep(FLUSH_SECONDS)
             figures, self._figures = self._figures, {}
             for reason, number in figures.items():
-                VERDICTS.labels("wait" if reason in (Reason.WAITING, Reason.LIMITED) else "pass", reason).inc(number)
+                VERDICTS.labels(
+                    "wait" if reason in (VerdictReason.WAITING, VerdictReason.LIMITED) else "pass", reason
+                ).inc(number)
             await self.traffic.flush()
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
@@ -159,14 +161,14 @@ class Gate:
     def _at_once(self, match: Match, question: Question) -> Verdict | None:
         """Decide without the store; None if that cannot be done."""
         if match.bypassed or (match.bypasses and self._bypasses(match, question)):
-            return Verdict(True, Reason.BYPASS, match.queue.name)
+            return Verdict(True, VerdictReason.BYPASS, match.queue.name)
         if not match.active:
-            return Verdict(True, Reason.OFF, match.queue.name)
+            return Verdict(True, VerdictReason.OFF, match.queue.name)
         now = self.rules.now()
         held = self._held(match, question.user_id, self._shown(question, now), now)
         if held is None or held.renewable(now):
             return None
-        return Verdict(True, Reason.INSIDE, match.queue.name)
+        return Verdict(True, VerdictReason.INSIDE, match.queue.name)
 
     async def _decide(self, match: Match, question: Question) -> Verdict:
         """Decide with the store's help."""
@@ -196,11 +198,11 @@ class Gate:
             mode = match.guard.policy.fail_mode
             FAIL_MODE.labels(label(match.guard.thing), mode).inc()
             if held is not None or mode is FailMode.OPEN:
-                return Verdict(True, Reason.FAIL_OPEN, match.queue.name)
+                return Verdict(True, VerdictReason.FAIL_OPEN, match.queue.name)
             raise
         except QueueUnknown:
             # Switched off or deleted a moment ago: whoever asks passes.
-            return Verdict(True, Reason.OFF, match.queue.name)
+            return Verdict(True, VerdictReason.OFF, match.queue.name)
 
     def _look_again(self, queue: Thing) -> None:
         """Let one request a second find out whether a queue is back; the others are answered without waiting for it."""
@@ -264,7 +266,7 @@ class Gate:
             _, seconds = await self._room.renew(match.queue.namespace, match.queue.name, who)
         except SessionUnknown:
             return None
-        return self._passed(match, user_id, visitor, seconds, Reason.INSIDE)
+        return self._passed(match, user_id, visitor, seconds, VerdictReason.INSIDE)
 
     async def _enter(self, match: Match, user_id: str, visitor: Visitor) -> Verdict:
         """Stand in line, and pass at once if it is this one's turn."""
@@ -278,16 +280,18 @@ class Gate:
             try:
                 await self._room.redeem(namespace, name, status.ticket_id, who)
             except TicketInvalid:
-                return Verdict(False, Reason.WAITING, name, status, visitor)
+                return Verdict(False, VerdictReason.WAITING, name, status, visitor)
         if status.status in (State.PROMOTED, State.ACTIVE):
             try:
                 _, seconds = await self._room.renew(namespace, name, who)
             except SessionUnknown:
-                return Verdict(False, Reason.WAITING, name, status, visitor)
-            return self._passed(match, user_id, visitor, seconds, Reason.ADMITTED)
-        return Verdict(False, Reason.WAITING, name, status, None if user_id else visitor)
+                return Verdict(False, VerdictReason.WAITING, name, status, visitor)
+            return self._passed(match, user_id, visitor, seconds, VerdictReason.ADMITTED)
+        return Verdict(False, VerdictReason.WAITING, name, status, None if user_id else visitor)
 
-    def _passed(self, match: Match, user_id: str, visitor: Visitor | None, seconds: float, reason: Reason) -> Verdict:
+    def _passed(
+        self, match: Match, user_id: str, visitor: Visitor | None, seconds: float, reason: VerdictReason
+    ) -> Verdict:
         guard = self.rules.guard(match.queue) or match.guard
         now = int(self.rules.now())
         new = Pass(match.queue.tag, guard.generation, now, now + int(seconds))
@@ -317,5 +321,5 @@ def _limited(match: Match, spend: Callable[[str], None]) -> Verdict | None:
     try:
         spend("entry")
     except RateLimited as error:
-        return Verdict(False, Reason.LIMITED, match.queue.name, refusal=error)
+        return Verdict(False, VerdictReason.LIMITED, match.queue.name, refusal=error)
     return None

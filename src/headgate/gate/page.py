@@ -46,7 +46,7 @@ class PageState(msgspec.Struct, frozen=True):
     now: float = 0.0  # the store's time in seconds
 
 
-class Page(msgspec.Struct, frozen=True):
+class WaitingPage(msgspec.Struct, frozen=True):
     """A rendered page and the headers that belong to it."""
 
     body: bytes
@@ -74,7 +74,7 @@ def words_of(language: str) -> dict[str, str]:
     return english | msgspec.json.decode(web_text(f"locales/{language}.json"), type=dict[str, str])
 
 
-def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
+def render(state: PageState, *, refresh_seconds: int = 10) -> WaitingPage:
     """Write the page; `plain` is for browsers without scripts and refreshes by header."""
     nonce = secrets.token_urlsafe(16)
     words = words_of(state.language)
@@ -132,7 +132,7 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> Page:
     }
     if state.plain and in_line:
         headers["Refresh"] = str(refresh_seconds)
-    return Page(_filled(web_text("wait/page.html"), values).encode(), headers)
+    return WaitingPage(_filled(web_text("wait/page.html"), values).encode(), headers)
 
 
 def _without_script(element: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 import headgate
-from headgate.gateway.pages import Page, asset_operation, page_operation
+from headgate.gateway.pages import PageFile, asset_operation, page_operation
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Token, TokenExists, Tokens, TokensFull, TokenUnknown
 from headgate.http.routes import Access, Answer, Call, Operation
@@ -160,7 +160,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
 def documents(openapi: bytes, front: str) -> list[Operation]:
     """Give the routes of the API's own documents."""
     web = web_folder() / "docs"
-    page = Page(web / "index.html")
+    page = PageFile(web / "index.html")
 
     async def openapi_json(_call: Call) -> Answer:
         return Answer(openapi, headers={"cache-control": "no-cache"})

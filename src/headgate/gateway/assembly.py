@@ -10,7 +10,7 @@ from typing import Final
 
 from headgate.gateway import api, console
 from headgate.gateway import openapi_extras as beside
-from headgate.gateway.authentication import Door
+from headgate.gateway.authentication import Authentication
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
 from headgate.gateway.settings import GatewaySettings, check_admin_token
@@ -61,7 +61,7 @@ async def open_gateway(
 
     with shared_table(f"{store.address.nodes} {store.address.database} {store.prefix}") as table:
         shared = None if table is None else partial(SharedBuckets, table=table)
-        door = Door(keyring, settings, sessions, shared)
+        door = Authentication(keyring, settings, sessions, shared)
         gateway = Gateway(every, mounts, settings=settings, door=door, ready=ready, notice=notice)
         async with _kept(gateway, (keyring.keep, gateway.keep_figures, *keepers)):
             yield gateway

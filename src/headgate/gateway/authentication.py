@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headgate.gateway.console import Sessions
-from headgate.gateway.limits import Limiter, MakeBuckets, limiters
+from headgate.gateway.limits import MakeBuckets, RequestLimiter, limiters
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tokens import Keyring
-from headgate.http.client_addresses import Clients
+from headgate.http.client_addresses import ClientAddresses
 from headgate.http.exchange import Exchange
 from headgate.http.routes import ANONYMOUS, Access, Caller
 from headgate.kit.ids import thing_name
@@ -15,7 +15,7 @@ from headgate.kit.problems import Forbidden, Unauthorized
 DEFAULT_NAMESPACE = "default"
 
 
-class Door:
+class Authentication:
     """Decides for each request who its caller is and whether they may go on."""
 
     def __init__(
@@ -26,13 +26,13 @@ class Door:
         shared: MakeBuckets | None = None,
     ) -> None:
         self.limits = limiters(settings.limits, shared)
-        self._clients = Clients(settings.trusted_proxies)
+        self._clients = ClientAddresses(settings.trusted_proxies)
         self._failures = self.limits["unauthorized"]
         self._keyring = keyring
         self._sessions = sessions
 
     def enter(
-        self, exchange: Exchange, access: Access, limiter: Limiter | None, *, bearer: bool = True
+        self, exchange: Exchange, access: Access, limiter: RequestLimiter | None, *, bearer: bool = True
     ) -> tuple[Caller, str]:
         """Give the caller and the client's address, or raise.
 

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from headgate.gateway.pages import Page, asset_operation, page_operation
+from headgate.gateway.pages import PageFile, asset_operation, page_operation
 from headgate.gateway.tokens import Keyring
 from headgate.http.origins import origin_of
 from headgate.http.routes import Access, Answer, Call, Caller, Operation
@@ -156,7 +156,7 @@ def _console(sessions: Sessions) -> list[Operation]:
             tag="console",
             documented=False,
         ),
-        page_operation("/console", Page(web / "index.html"), "console"),
+        page_operation("/console", PageFile(web / "index.html"), "console"),
         asset_operation("/console/assets/{file:path}", web, "console_assets"),
     ]
 

@@ -13,7 +13,7 @@ _MAX_AGE = b"600"
 _VARY = (b"vary", b"Origin")
 
 
-class Origins:
+class CorsOrigins:
     """The origins whose pages may read our answers; `*` is all of them."""
 
     def __init__(self, origins: Iterable[str]) -> None:

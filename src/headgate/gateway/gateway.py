@@ -18,10 +18,10 @@ from typing import Any
 
 from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from headgate.gateway.authentication import DEFAULT_NAMESPACE, Door, chosen_namespace, refuse_limited
-from headgate.gateway.cors import Origins
+from headgate.gateway.authentication import DEFAULT_NAMESPACE, Authentication, chosen_namespace, refuse_limited
+from headgate.gateway.cors import CorsOrigins
 from headgate.gateway.decoding import NAMESPACE, BodyReader, QueryReader
-from headgate.gateway.limits import Buckets, Limiter
+from headgate.gateway.limits import Buckets, RequestLimiter
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
 from headgate.gateway.routing import Resource, Router
 from headgate.gateway.settings import GatewaySettings
@@ -46,7 +46,7 @@ from headgate.http.routes import (
 from headgate.kit import logs, metrics, traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
-from headgate.store import Awaited
+from headgate.store import PendingReply
 
 UNMATCHED = "unmatched"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
@@ -66,14 +66,14 @@ class Unexpected(HeadgateError):
     code, status = "internal", 500
 
 
-class Route:
+class PreparedRoute:
     """An operation with everything worked out that does not depend on the request."""
 
     __slots__ = (
         "access", "body", "handler", "limiter", "namespaced", "prompt", "query", "status", "tally", "title", "user", "users",
     )  # fmt: skip
 
-    def __init__(self, operation: Operation, settings: GatewaySettings, limits: dict[str, Limiter]) -> None:
+    def __init__(self, operation: Operation, settings: GatewaySettings, limits: dict[str, RequestLimiter]) -> None:
         self.access = operation.access
         self.handler = operation.handler
         self.namespaced = operation.namespaced
@@ -93,7 +93,7 @@ class Route:
             )
 
 
-class Place:
+class UnroutedRequest:
     """Where a request has come to, for the log and the figures, before it has a route or instead of one."""
 
     __slots__ = ("status", "tally", "title")
@@ -104,7 +104,7 @@ class Place:
         self.status = 204
 
 
-class MountRoute(Place):
+class MountRoute(UnroutedRequest):
     """A mounted application and its figures."""
 
     __slots__ = ("mount", "prefix")
@@ -115,7 +115,7 @@ class MountRoute(Place):
         self.prefix = mount.prefix.rstrip("/").encode()
 
 
-class Way:
+class CachedRoute:
     """Where a request goes, and from whom it comes; found once for all requests of a connection that ask for the same.
 
     If nothing in the request tells who asks, and nobody has to, then its address is all there is to `know`; `addresses`
@@ -124,7 +124,7 @@ class Way:
 
     __slots__ = ("addresses", "client", "known", "namespace", "neighbourhood", "path", "route")
 
-    def __init__(self, route: Route, path: Mapping[str, str]) -> None:
+    def __init__(self, route: PreparedRoute, path: Mapping[str, str]) -> None:
         self.route = route
         self.path = path
         self.namespace = path.get(NAMESPACE)
@@ -140,12 +140,14 @@ class Way:
         self.addresses = None if ours or self.route.limiter is None else self.route.limiter.addresses
 
 
-class Turn(Call):
+class RequestContext(Call):
     """A request on its way through the gateway: what its handler sees, and what it takes to answer it."""
 
     work: CoroutineType[Any, Any, object]
 
-    def __init__(self, exchange: Exchange, request_id: str, gateway: Gateway, at: Place | Route) -> None:
+    def __init__(
+        self, exchange: Exchange, request_id: str, gateway: Gateway, at: UnroutedRequest | PreparedRoute
+    ) -> None:
         # What Call's own does, without another call.
         self.headers = exchange.target.headers
         self.caller = ANONYMOUS
@@ -159,7 +161,7 @@ class Turn(Call):
         self.extra = _NO_HEADERS
         self.started = perf_counter()
 
-    def begin(self, at: Place | Route) -> None:
+    def begin(self, at: UnroutedRequest | PreparedRoute) -> None:
         """Its handler is about to run."""
         self.at = at
         self.running = True
@@ -189,7 +191,7 @@ class Gateway:
         mounts: Sequence[Mount] = (),
         *,
         settings: GatewaySettings,
-        door: Door,
+        door: Authentication,
         ready: Ready,
         notice: Notice = lambda: None,
     ) -> None:
@@ -197,11 +199,11 @@ class Gateway:
         self.ready = ready
         self.notice = notice
         self.door = door
-        self._origins = Origins(settings.origins)
-        routes = [(each.method, each.path, Route(each, settings, door.limits)) for each in operations]
+        self._origins = CorsOrigins(settings.origins)
+        routes = [(each.method, each.path, PreparedRoute(each, settings, door.limits)) for each in operations]
         self._router = Router(routes)
         self._mounts = [MountRoute(mount) for mount in mounts]
-        self._unmatched = Place(UNMATCHED, Tally(UNMATCHED))
+        self._unmatched = UnroutedRequest(UNMATCHED, Tally(UNMATCHED))
         self._tallies = [
             self._unmatched.tally,
             *(route.tally for _, _, route in routes),
@@ -212,7 +214,7 @@ class Gateway:
         self._warned: dict[str, float] = {}
 
     @property
-    def limits(self) -> Mapping[str, Limiter]:
+    def limits(self) -> Mapping[str, RequestLimiter]:
         """The classes of limits, which may be changed while the gateway runs."""
         return self.door.limits
 
@@ -221,10 +223,10 @@ class Gateway:
         target = exchange.target
         given = None if target.head.plain else target.headers.get(b"x-request-id")
         request_id = f"{self._process}{next(self._numbers):x}" if given is None else self._request_id(given)
-        turn = Turn(exchange, request_id, self, self._unmatched)
+        turn = RequestContext(exchange, request_id, self, self._unmatched)
         _LOGGED_ID.set(request_id)
         try:
-            way: Way | None = target.way
+            way: CachedRoute | None = target.way
             if way is None:
                 found = self._router.find(target.path)
                 if found is None:
@@ -255,7 +257,7 @@ class Gateway:
             self._fail(turn, error)
         return None
 
-    def step(self, turn: Turn) -> None:
+    def step(self, turn: RequestContext) -> None:
         """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
         try:
             awaited = turn.work.send(None)
@@ -274,7 +276,7 @@ class Gateway:
                 asyncio.get_running_loop().call_soon(turn.resume, awaited)
                 return
             awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
-            if isinstance(awaited, Awaited):
+            if isinstance(awaited, PendingReply):
                 awaited.directly = turn.resume
             else:
                 awaited.add_done_callback(turn.resume)
@@ -291,11 +293,11 @@ class Gateway:
             tally.flush()
         metrics.share_named()
 
-    async def _run(self, way: Way, turn: Turn) -> object:
+    async def _run(self, way: CachedRoute, turn: RequestContext) -> object:
         """Go through with a request that is traced, or whose body is still on its way."""
         return await traced(turn, way.route.title, way.route.status, self._run_all(way, turn))
 
-    async def _run_all(self, way: Way, turn: Turn) -> object:
+    async def _run_all(self, way: CachedRoute, turn: RequestContext) -> object:
         route = way.route
         self._enter(way, turn)
         if route.body is not None:
@@ -303,7 +305,7 @@ class Gateway:
         result = self._handle(route, turn)
         return await result if isinstance(result, CoroutineType) else result
 
-    def _way(self, resource: Resource[Route], path: dict[str, str], turn: Turn) -> Way | None:
+    def _way(self, resource: Resource[PreparedRoute], path: dict[str, str], turn: RequestContext) -> CachedRoute | None:
         """Find where a request goes, None if nowhere with this method; keep what the next of its kind need not find again."""
         target = turn.exchange.target
         route = resource.routes.get(target.method)
@@ -311,14 +313,14 @@ class Gateway:
             turn.extra = self._extra(resource, route, target.headers)
         if route is None:
             return None
-        way = Way(route, path)
+        way = CachedRoute(route, path)
         if target.head.plain and route.access is Access.PUBLIC:
             client, ours = self.door.client(turn.exchange)
             way.know(client, ours=ours)
             target.way = way
         return way
 
-    def _enter(self, way: Way, turn: Turn) -> None:
+    def _enter(self, way: CachedRoute, turn: RequestContext) -> None:
         """Find out who calls, and read the query."""
         route = way.route
         turn.path = way.path
@@ -337,14 +339,14 @@ class Gateway:
         elif turn.caller.namespace is not None:
             refuse_limited(turn.caller, route.access)
 
-    def _handle(self, route: Route, turn: Turn) -> object:
+    def _handle(self, route: PreparedRoute, turn: RequestContext) -> object:
         if route.users is not None and route.user is not None:
             user = route.user(turn)
             if user:
                 route.users.take(user)
         return route.handler(turn)
 
-    async def _finish(self, turn: Turn, work: Awaitable[object]) -> None:
+    async def _finish(self, turn: RequestContext, work: Awaitable[object]) -> None:
         """Answer once the handler is done."""
         try:
             result = await work
@@ -358,11 +360,11 @@ class Gateway:
             turn.end()
             turn.close()
 
-    def _reply(self, turn: Turn, result: object) -> None:
+    def _reply(self, turn: RequestContext, result: object) -> None:
         status, shared, body = rendered(result, turn.at.status)
         self._answer(turn, status, shared, body)
 
-    def _answer(self, turn: Turn, status: int, shared: bytes, body: bytes) -> None:
+    def _answer(self, turn: RequestContext, status: int, shared: bytes, body: bytes) -> None:
         """Send a whole answer."""
         tally = turn.at.tally
         if turn.running:
@@ -381,7 +383,7 @@ class Gateway:
             head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (shared, request_id, len(body))
             turn.exchange.whole(status, head, b"" if turn.exchange.target.method == "HEAD" else body)
 
-    def _fail(self, turn: Turn, error: Exception) -> None:
+    def _fail(self, turn: RequestContext, error: Exception) -> None:
         """Say what went wrong: to the caller if it is a refusal, to the log if it is a defect of ours."""
         if isinstance(error, ClientGone):
             turn.end()
@@ -396,7 +398,7 @@ class Gateway:
         # Its frames hold the error: with each refusal that would be a circle, left to the garbage collector.
         error.__traceback__ = None
 
-    async def _stream(self, stream: Stream, turn: Turn) -> None:
+    async def _stream(self, stream: Stream, turn: RequestContext) -> None:
         turn.end()
         tally, send = turn.at.tally, turn.exchange
         tally.count(stream.status, perf_counter() - turn.started)
@@ -420,7 +422,7 @@ class Gateway:
                 return route
         raise NotFound
 
-    async def _run_mounted(self, route: MountRoute, turn: Turn) -> int:
+    async def _run_mounted(self, route: MountRoute, turn: RequestContext) -> int:
         """Hand a request to a mounted application and give the status; what it raises before it answers is a problem."""
         mount, status = route.mount, 0
         turn.begin(route)
@@ -457,7 +459,9 @@ class Gateway:
         """Take the client's own id if it can stand in a header and a log line."""
         return given.decode() if _REQUEST_ID.fullmatch(given) else f"{self._process}{next(self._numbers):x}"
 
-    def _extra(self, resource: Resource[Route], route: Route | None, headers: dict[bytes, bytes]) -> Headers:
+    def _extra(
+        self, resource: Resource[PreparedRoute], route: PreparedRoute | None, headers: dict[bytes, bytes]
+    ) -> Headers:
         """Give the headers that only some answers have: for pages of other sites, and the caller's trace."""
         extra: Headers = []
         parent = headers.get(b"traceparent")
@@ -480,13 +484,13 @@ class Gateway:
             log.warning("request refused", operation=title, code=error.code, status=error.status, detail=error.detail)
 
 
-def _without_route(resource: Resource[Route], method: str) -> Answer:
+def _without_route(resource: Resource[PreparedRoute], method: str) -> Answer:
     if method == "OPTIONS":
         return Answer(status=204, headers={"allow": resource.allow})
     raise MethodNotAllowed(f"This address takes {resource.allow}.", allow=resource.allow)
 
 
-def _log(turn: Turn, status: int, seconds: float) -> None:
+def _log(turn: RequestContext, status: int, seconds: float) -> None:
     """Log a request by its route: a path or a query may hold a ticket."""
     log.debug(
         "request",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from time import monotonic
 
-from headgate.gateway.settings import ENTRY, LIMITS, Limit
+from headgate.gateway.settings import ENTRY, LIMITS, RateLimit
 from headgate.http.client_addresses import neighbourhood
 from headgate.kit.problems import RateLimited
 
@@ -65,12 +65,12 @@ class Buckets:
         return RateLimited(retry_after=ceil(wait), policy=policy)
 
 
-class Limiter:
+class RequestLimiter:
     """One class of limits: per client address, and per user where the class says so."""
 
     __slots__ = ("_limit", "addresses", "users")
 
-    def __init__(self, name: str, limit: Limit, addresses: Buckets | None = None) -> None:
+    def __init__(self, name: str, limit: RateLimit, addresses: Buckets | None = None) -> None:
         self._limit = limit
         self.addresses = Buckets(name, limit.per_second, limit.burst) if addresses is None else addresses
         self.users = (
@@ -88,13 +88,13 @@ class Limiter:
         self.addresses.take(neighbourhood(address))
 
 
-def limiters(changed: Mapping[str, Limit], shared: MakeBuckets | None = None) -> dict[str, Limiter]:
+def limiters(changed: Mapping[str, RateLimit], shared: MakeBuckets | None = None) -> dict[str, RequestLimiter]:
     """Make every class of limits: the built-in ones, and those that the settings change or add.
 
     `shared` makes the buckets of entries, if they are counted together with other processes.
     """
-    made = {name: Limiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
+    made = {name: RequestLimiter(name, limit) for name, limit in {**LIMITS, **changed}.items()}
     if shared is not None:
         entry = {**LIMITS, **changed}[ENTRY]
-        made[ENTRY] = Limiter(ENTRY, entry, shared(ENTRY, entry.per_second, entry.burst))
+        made[ENTRY] = RequestLimiter(ENTRY, entry, shared(ENTRY, entry.per_second, entry.burst))
     return made

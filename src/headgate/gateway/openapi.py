@@ -31,6 +31,13 @@ from headgate.kit.problems import (
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
+# Structs that were renamed after they had been published: generated clients go by these names.
+_PUBLISHED = {
+    "BatchRequest": "headgate.registry.api.BatchRequest",
+    "BatchAnswer": "headgate.registry.api.BatchAnswer",
+    "ConfigBatchRequest": "headgate.config.api.BatchRequest",
+    "ConfigBatchAnswer": "headgate.config.api.BatchAnswer",
+}
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _DESCRIPTION = """\
 Traffic control for stateful backends. Errors are problem documents (RFC 9457) whose `code` is stable; `/docs/problems` lists \
@@ -65,6 +72,8 @@ def document(operations: Sequence[Operation]) -> bytes:
     schema_of = dict(zip(types, schemas, strict=True))
     for name, schema in components.items():
         describe(name, schema)
+        if name in _PUBLISHED:
+            schema["title"] = _PUBLISHED[name].rpartition(".")[2]
     components["Problem"] = _PROBLEM_SCHEMA
     paths: dict[str, dict[str, Any]] = {}
     for operation in shown:
@@ -90,7 +99,18 @@ def document(operations: Sequence[Operation]) -> bytes:
         },
         "x-problems": problems(),
     }
-    return msgspec.json.encode(_with_json_patterns(whole))
+    return msgspec.json.encode(_published(_with_json_patterns(whole)))
+
+
+def _published(value: Any) -> Any:
+    """Give the document with the names by which schemas were published first."""
+    if isinstance(value, list):
+        return [_published(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return {**value, "$ref": _REF.format(name=_PUBLISHED.get(name := value["$ref"].rpartition("/")[2], name))}
+    return {_PUBLISHED.get(key, key): _published(each) for key, each in value.items()}
 
 
 def problems() -> list[dict[str, object]]:

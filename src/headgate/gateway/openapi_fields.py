@@ -206,7 +206,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "GateQuery": {"resource": "what this location is; without, the path is matched", "eventType": "of this location's requests"},
     "WaitQuery": {"return": "where to go when it is their turn", "lang": "en, ko, zh, ja or ar; else as the browser says", "plain": "1 for a page without scripts"},
     "PersonQuery": {"placeToken": "the same as X-Place-Token"},
-    "RemoveQuery": {"drain": "true: take nobody new, honour tickets, keep sessions"},
+    "RemoveServerQuery": {"drain": "true: take nobody new, honour tickets, keep sessions"},
     "HistoryQuery": {"minutes": "how many, the latest"},
     "Record": {**_INSTANCE, "lastHeartbeat": "accepted and ignored"},
     "Instance": {
@@ -303,7 +303,7 @@ FIELDS: Final[dict[str, dict[str, str]]] = {
     "GetQuery": {"version": "an older version; else the newest", "before": "with `/history`: only versions before this one; 0: all", "limit": "with `/history`: at most so many, 1 to 200"},
     "VersionsQuery": {"before": "only versions before this one; 0: all", "limit": "at most so many, 1 to 200"},
     "DeleteQuery": {"reason": "why, for the history"},
-    "WatchQuery": {"key": "only this key; repeated, any of them"},
+    "ConfigWatchQuery": {"key": "only this key; repeated, any of them"},
     "JobFilter": {"state": "only jobs in this state"},
     "RollbackRequest": {"version": "whose content is published again, as a new version", "reason": "why, for the history"},
     "TokenRequest": {"name": "of the token, for audits", "role": "admin, service or read", "namespace": "the only one where it works; null: all"},

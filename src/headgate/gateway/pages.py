@@ -25,7 +25,7 @@ POLICY = (
 )
 
 
-class Page:
+class PageFile:
     """One file, ready to be sent."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Page:
         return Answer(self.body, headers=self._headers, content_type=self.content_type)
 
 
-def page_operation(path: str, page: Page, name: str) -> Operation:
+def page_operation(path: str, page: PageFile, name: str) -> Operation:
     """Serve one page at a fixed address."""
 
     async def show(call: Call) -> Answer:
@@ -54,7 +54,7 @@ def page_operation(path: str, page: Page, name: str) -> Operation:
 
 def asset_operation(path: str, directory: Path, name: str) -> Operation:
     """Serve all files of a directory below a path that ends in `{file:path}`."""
-    pages = {file.relative_to(directory).as_posix(): Page(file) for file in _files(directory)}
+    pages = {file.relative_to(directory).as_posix(): PageFile(file) for file in _files(directory)}
 
     async def show(call: Call) -> Answer:
         page = pages.get(call.path["file"])

@@ -16,7 +16,7 @@ ENTRY: Final = "entry"
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often one client address, and one user, may do something: a bucket that refills steadily."""
 
     per_second: Positive
@@ -27,12 +27,12 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 # Generous per address, because a school or a mobile network is one address; tight per user. An entry is made once by each
 # visitor: 150 at once and 300 a minute are more than such a network sends, and less than a script does in a second.
-LIMITS: dict[str, Limit] = {
-    "entry": Limit(per_second=5, burst=150, user_per_second=1, user_burst=10),
-    "status": Limit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
-    "stream": Limit(per_second=50, burst=500, user_per_second=1, user_burst=10),
-    "gate": Limit(per_second=500, burst=5000),
-    "unauthorized": Limit(per_second=10, burst=1000),
+LIMITS: dict[str, RateLimit] = {
+    "entry": RateLimit(per_second=5, burst=150, user_per_second=1, user_burst=10),
+    "status": RateLimit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
+    "stream": RateLimit(per_second=50, burst=500, user_per_second=1, user_burst=10),
+    "gate": RateLimit(per_second=500, burst=5000),
+    "unauthorized": RateLimit(per_second=10, burst=1000),
 }
 
 
@@ -80,7 +80,7 @@ class GatewaySettings(Settings, section="gateway"):
         tuple[str, ...], Doc("addresses and networks of proxies whose X-Forwarded-For is believed")
     ] = ()
     limits: Annotated[
-        dict[str, Limit],
+        dict[str, RateLimit],
         Doc("request limits that differ from the built-in ones, by class: entry, status, stream, gate, unauthorized"),
     ] = msgspec.field(default_factory=dict)
     body_limit: Annotated[int, Meta(ge=1), Doc("largest request body in bytes, where a route sets no other")] = (

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Final, cast
 from urllib.parse import urlsplit
 
-from headgate.http.client_response import BadAnswer, Headers, Response
+from headgate.http.client_response import BadAnswer, ClientResponse, Headers
 from headgate.http.problems import UpstreamFailed, UpstreamTimeout
 
 BUFFER: Final = 262_144
@@ -54,13 +54,13 @@ class PoolExhausted(Exception):
     """All connections that the pool may have stayed in use."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One open connection; an exchange at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._response: Response | None = None
+        self._response: ClientResponse | None = None
         self._error: Exception | None = None
         self._closed = False
         self._sent = True
@@ -74,13 +74,13 @@ class Connection(asyncio.Protocol):
 
     async def ask(
         self, method: str, head: bytes, body: Body | None, *, length: int | None, begin: Callable[[], None], seconds: float
-    ) -> Response:  # fmt: skip
+    ) -> ClientResponse:  # fmt: skip
         """Send a request and wait for the head of its answer. `begin` is called right before the first byte leaves."""
         transport = self._transport
         if transport is None or self._closed:
             raise UpstreamFailed("The connection was closed before anything was sent.", outcome="unsent")
         begin()
-        response = self._response = Response(method)
+        response = self._response = ClientResponse(method)
         limit = self._loop.time() + seconds
         transport.write(head)
         self._sent = body is None
@@ -295,12 +295,12 @@ class Pool:
         self._tls = _context(verify_tls) if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._refused = refused
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[ClientConnection] = deque()
         self._room = asyncio.Semaphore(most)
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
-    async def take(self, seconds: float) -> Connection:
+    async def take(self, seconds: float) -> ClientConnection:
         """Give a connection; one that rested too long is not trusted. Raises PoolExhausted if all stay in use for so long."""
         if self._room.locked():
             try:
@@ -321,7 +321,7 @@ class Pool:
             self._room.release()
             raise
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: ClientConnection) -> None:
         """Keep a connection for the next request if it can be, else end it."""
         self._room.release()
         if connection.reusable and not self._closed:
@@ -336,12 +336,12 @@ class Pool:
         while self._idle:
             self._idle.pop().close()
 
-    async def _connect(self, seconds: float) -> Connection:
+    async def _connect(self, seconds: float) -> ClientConnection:
         try:
             async with asyncio.timeout(seconds):
                 address = await self._resolve()
                 _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._loop), address, self._port, ssl=self._tls,
+                    lambda: ClientConnection(self._loop), address, self._port, ssl=self._tls,
                     server_hostname=self._host if self._tls else None,
                 )  # fmt: skip
         except TimeoutError as error:

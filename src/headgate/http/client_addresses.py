@@ -48,7 +48,7 @@ class AddressCount:
         return None if within(address, self._networks) else neighbourhood(address)
 
 
-class Clients:
+class ClientAddresses:
     """Finds the client's address of a request."""
 
     def __init__(self, trusted_proxies: Sequence[str]) -> None:

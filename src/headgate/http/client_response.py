@@ -24,7 +24,7 @@ class BadAnswer(Exception):
     """What the upstream sent is not an answer in HTTP/1.1."""
 
 
-class Response:
+class ClientResponse:
     """Reads one answer; interim ones before it are passed over."""
 
     __slots__ = ("_bodiless", "_body_left", "_chunked", "_length_known", "_now", "_overhead", "_parser", "buffered",

@@ -21,8 +21,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import httptools
 
 from headgate.http import problems
-from headgate.http.exchange import Exchange, Target
-from headgate.http.request_head import MOST_BYTES, MOST_HEADERS, QUERY_SIGNS, Head, first_line, origin_form, twice
+from headgate.http.exchange import Exchange, RequestTarget
+from headgate.http.request_head import (
+    MOST_BYTES,
+    MOST_HEADERS,
+    QUERY_SIGNS,
+    RequestHead,
+    first_line,
+    origin_form,
+    twice,
+)
 from headgate.http.responses import last_problem
 from headgate.kit.problems import HeadgateError, Malformed, MethodNotAllowed
 
@@ -50,10 +58,10 @@ _METHODS: Final = {method.encode(): method for method in ("GET", "POST", "PUT", 
 
 # The last request of a connection, for the next that differs from it only in its query: what stands before the query,
 # what stands behind it, and what it asked for.
-_Asked: TypeAlias = tuple[bytes, bytes, Target]
+_Asked: TypeAlias = tuple[bytes, bytes, RequestTarget]
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
@@ -75,8 +83,8 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head, self._between = False, True
         self._chances = CHANCES
-        self._head = Head([], {})
-        self._target: Target | None = None
+        self._head = RequestHead([], {})
+        self._target: RequestTarget | None = None
         self._asked: _Asked | None = None
         self._overhead = self._body_left = 0
         self._plain = self._reading = self._unserved = self._answering = cast("Exchange | None", None)
@@ -178,8 +186,8 @@ class Connection(asyncio.Protocol):
         path, _, query = url.partition(b"?")
         if path[:1] != b"/":
             path = origin_form(path)
-        head = Head(headers, names)
-        exchange = Exchange(self, Target(parser.get_method().decode(), path, head), query)
+        head = RequestHead(headers, names)
+        exchange = Exchange(self, RequestTarget(parser.get_method().decode(), path, head), query)
         exchange.keep_alive = parser.should_keep_alive()
         exchange.old = old
         if b"expect" in names and names[b"expect"].lower() == b"100-continue":
@@ -363,7 +371,7 @@ class Connection(asyncio.Protocol):
         """Tell whether nothing that comes now is a request any more."""
         return self._lingering or self._refused is not None or self._transport.is_closing()
 
-    def _remember(self, data: bytes, head: Head) -> None:
+    def _remember(self, data: bytes, head: RequestHead) -> None:
         """Keep the headers of a request that came alone and whole."""
         line = first_line(data)
         ends = data.find(b"\r\n\r\n") + 4
@@ -405,7 +413,7 @@ class Connection(asyncio.Protocol):
         method = _METHODS[verb]
         target = self._target
         if target is None or target.path != path or target.head is not head or target.method != method:
-            target = Target(method, path, head)
+            target = RequestTarget(method, path, head)
         if len(data) <= MOST_ASKED:
             self._target = target
             if query and not head.length:
@@ -414,7 +422,7 @@ class Connection(asyncio.Protocol):
         self._take_known(target, query, data[ends:])
         return True
 
-    def _take_known(self, target: Target, query: bytes, body: bytes) -> None:
+    def _take_known(self, target: RequestTarget, query: bytes, body: bytes) -> None:
         exchange = self._answering = Exchange(self, target, query)
         if body:
             exchange.feed(body)

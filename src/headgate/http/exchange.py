@@ -16,12 +16,12 @@ from time import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from headgate.http.request_head import Head
+from headgate.http.request_head import RequestHead
 from headgate.http.routes import Message, Scope
 from headgate.kit.problems import HeadgateError
 
 if TYPE_CHECKING:
-    from headgate.http.connection import Connection
+    from headgate.http.connection import ServerConnection
 
 # What of a body is read ahead of the application.
 MOST_AHEAD: Final = 65_536
@@ -33,7 +33,7 @@ _BODILESS: Final = (204, 304)
 _FIRST_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Heads:
+class StatusLines:
     """The first lines of answers, which carry the date; made anew once a second."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def plain_line(status: int) -> bytes:
     return _FIRST_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-class Target:
+class RequestTarget:
     """What a request asks for, but for its query and its body; a connection that asks for the same again has the same target.
 
     `way` is the application's own: what it found out about a target, if nothing but the target and the connection decides it.
@@ -71,7 +71,7 @@ class Target:
 
     __slots__ = ("head", "headers", "method", "path", "way")
 
-    def __init__(self, method: str, path: bytes, head: Head) -> None:
+    def __init__(self, method: str, path: bytes, head: RequestHead) -> None:
         self.method = method
         self.path = path
         self.head = head
@@ -89,7 +89,7 @@ class Exchange:
         "target", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, target: Target, query: bytes) -> None:
+    def __init__(self, connection: ServerConnection, target: RequestTarget, query: bytes) -> None:
         self.target = target
         self.query = query
         self.scheme = "http"

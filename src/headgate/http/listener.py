@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from headgate.http.client_addresses import AddressCount
-from headgate.http.connection import Connection
-from headgate.http.exchange import Exchange, Heads
+from headgate.http.connection import ServerConnection
+from headgate.http.exchange import Exchange, StatusLines
 from headgate.http.problems import AddressTooBusy, TooManyConnections
-from headgate.http.request_head import KnownHeads
+from headgate.http.request_head import HeaderCache
 from headgate.http.routes import Receive, Scope
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
@@ -39,19 +39,19 @@ class Listener:
         self._most = most_connections
         self._addresses = AddressCount(most_connections) if addresses is None else addresses
         self._loop = asyncio.get_running_loop()
-        self._connections: set[Connection] = set()
-        self._refused: set[Connection] = set()
+        self._connections: set[ServerConnection] = set()
+        self._refused: set[ServerConnection] = set()
         self._exchanges: set[Exchange] = set()
-        self._unflushed: list[Connection] = []
+        self._unflushed: list[ServerConnection] = []
         self._none_left = asyncio.Event()
         self._none_left.set()
-        self.heads = Heads()
-        self.known = KnownHeads()
+        self.heads = StatusLines()
+        self.known = HeaderCache()
         self.now = self._loop.time()
         self.quiet = False
         self.stopping = False
 
-    def arrived(self, connection: Connection) -> HeadgateError | None:
+    def arrived(self, connection: ServerConnection) -> HeadgateError | None:
         """A connection was made; say why there is no room for it, or None if there is."""
         self._connections.add(connection)
         self._none_left.clear()
@@ -64,7 +64,7 @@ class Listener:
         self._refused.add(connection)
         return refusal
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ServerConnection) -> None:
         """A connection was lost."""
         self._connections.discard(connection)
         if connection in self._refused:
@@ -86,13 +86,13 @@ class Listener:
             self._exchanges.add(exchange)
             exchange.task = self._loop.create_task(self._run(exchange, rest))
 
-    def flush_later(self, connection: Connection) -> None:
+    def flush_later(self, connection: ServerConnection) -> None:
         """Flush this connection at the end of this turn of the loop."""
         if not self._unflushed:
             self._loop.call_soon(self._flush)
         self._unflushed.append(connection)
 
-    def parse_later(self, connection: Connection) -> None:
+    def parse_later(self, connection: ServerConnection) -> None:
         """Let this connection parse more in the next turn of the loop."""
         self._loop.call_soon(connection.parse_on)
 
@@ -168,7 +168,7 @@ async def listen(
     """Serve on an open socket; leaving the block lets what is under way finish, for so long if that is given."""
     loop = asyncio.get_running_loop()
     house = Listener(application, most_connections, addresses)
-    server = await loop.create_server(lambda: Connection(house), sock=listener, backlog=BACKLOG)
+    server = await loop.create_server(lambda: ServerConnection(house), sock=listener, backlog=BACKLOG)
     sweeping = asyncio.ensure_future(house.sweep())
     try:
         yield house
@@ -179,7 +179,7 @@ async def listen(
         house.be_quiet()
         try:
             for each in accepted:
-                await loop.connect_accepted_socket(lambda: Connection(house), each)
+                await loop.connect_accepted_socket(lambda: ServerConnection(house), each)
             await asyncio.sleep(0)  # read what has come already before anybody is taken for idle
             house.stop()
             await house.finished(stop_seconds)

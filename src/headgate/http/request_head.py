@@ -60,7 +60,7 @@ def origin_form(target: bytes) -> bytes:
     return b"/" if slash < 0 else rest[slash:]
 
 
-class Head:
+class RequestHead:
     """A request's headers: as they came, by name, and what follows from them.
 
     `length` is that of the body, None if the headers alone do not tell. `plain` says that nothing in them tells who asks or
@@ -79,7 +79,7 @@ class Head:
             self.length = int(length) if length.isdigit() and len(length) < 8 else None
 
 
-class KnownHeads:
+class HeaderCache:
     """Blocks of headers that many say alike; a personal one is remembered by its connection alone.
 
     Two generations bound the memory: what nobody says any more is forgotten.
@@ -88,10 +88,10 @@ class KnownHeads:
     __slots__ = ("_old", "_young")
 
     def __init__(self) -> None:
-        self._young: dict[bytes, Head] = {}
-        self._old: dict[bytes, Head] = {}
+        self._young: dict[bytes, RequestHead] = {}
+        self._old: dict[bytes, RequestHead] = {}
 
-    def find(self, block: bytes) -> Head | None:
+    def find(self, block: bytes) -> RequestHead | None:
         """Give the headers of a block that was read before."""
         head = self._young.get(block)
         if head is None:
@@ -100,7 +100,7 @@ class KnownHeads:
                 self.add(block, head)
         return head
 
-    def add(self, block: bytes, head: Head) -> None:
+    def add(self, block: bytes, head: RequestHead) -> None:
         """Remember a block, unless it is personal."""
         if head.plain:
             if len(self._young) >= MOST_BLOCKS:

@@ -92,7 +92,7 @@ class Stop:
             future.add_done_callback(self._waiting.discard)
 
 
-class Request(Protocol):
+class ServerRequest(Protocol):
     """What a call is made of: the server's side of one request."""
 
     scheme: str
@@ -127,7 +127,7 @@ class Call:
     namespace = "default"
     _departure: asyncio.Future[None] | None = None
 
-    def __init__(self, request: Request, request_id: str, stop: Stop) -> None:
+    def __init__(self, request: ServerRequest, request_id: str, stop: Stop) -> None:
         self.headers = request.headers
         self.request_id = request_id
         self.stop = stop

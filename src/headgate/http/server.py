@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 from headgate.http.listener import BACKLOG
 from headgate.http.operations import Notice, Ready, serve_operations
-from headgate.http.worker import Factory, Orders
-from headgate.http.worker_processes import Fleet
+from headgate.http.worker import Factory, WorkerOrders
+from headgate.http.worker_processes import WorkerPool
 from headgate.kit import logs, metrics
 from headgate.kit.life import Life
 from headgate.kit.logs import get_logger
@@ -91,14 +91,14 @@ async def serve(
         listener = stack.enter_context(listening(settings.host, settings.port))
         allow_connections(settings.backpressure)
         stack.enter_context(_shared_metrics())
-        orders = Orders(
+        orders = WorkerOrders(
             factory=factory,
             most_connections=settings.backpressure,
             connections_per_address=settings.connections_per_address,
             trusted_proxies=settings.trusted_proxies,
             quiet_seconds=settings.quiet_seconds,
         )
-        fleet = Fleet(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
+        fleet = WorkerPool(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
         metrics.collect(fleet.figures)
         ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(fleet.ready, fleet.notice))
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _switch_debug, fleet)
@@ -164,6 +164,6 @@ def _shared_metrics() -> Iterator[None]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _switch_debug(fleet: Fleet) -> None:
+def _switch_debug(fleet: WorkerPool) -> None:
     logs.switch_debug()
     fleet.signal(signal.SIGUSR1)

@@ -53,7 +53,7 @@ class Application(Protocol):
 Factory = Callable[[], AbstractAsyncContextManager[Application]]
 
 
-class Orders(msgspec.Struct, frozen=True):
+class WorkerOrders(msgspec.Struct, frozen=True):
     """What a worker is told at its start; sent pickled, since the factory is a function."""
 
     factory: Factory
@@ -63,7 +63,7 @@ class Orders(msgspec.Struct, frozen=True):
     quiet_seconds: float
 
 
-class Beat(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """A message of a worker to its parent: that it is alive, why it is not ready, or what kept it from starting."""
 
     why_not: str | None = None
@@ -77,16 +77,16 @@ class Control:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
 
-    def orders(self) -> Orders:
+    def orders(self) -> WorkerOrders:
         """Read what the parent sends first; its length comes before it."""
         size = int.from_bytes(self._exactly(4), "big")
         path, rest = pickle.loads(self._exactly(size))  # from our own parent, over a socket pair
         sys.path[:] = path  # before what follows is imported
-        orders: Orders = pickle.loads(rest)
+        orders: WorkerOrders = pickle.loads(rest)
         self._line.setblocking(False)
         return orders
 
-    def tell(self, beat: Beat) -> None:
+    def tell(self, beat: WorkerReport) -> None:
         """Tell the parent; it may be gone, and then the end of the control socket says so."""
         try:
             self._line.send(msgspec.json.encode(beat) + b"\n")
@@ -109,7 +109,7 @@ class Control:
         return bytes(read)
 
 
-class Leaving:
+class WorkerStopping:
     """The time between the word that a worker will stop and its stop.
 
     Some supervisors send SIGTERM to the parent only, some to every process of a service. A worker that was sent it alone goes
@@ -137,7 +137,7 @@ class Leaving:
             self._timer.cancel()
 
 
-async def work(orders: Orders, control: Control, listener: int) -> None:
+async def work(orders: WorkerOrders, control: Control, listener: int) -> None:
     """Serve until told to stop."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
@@ -150,7 +150,7 @@ async def work(orders: Orders, control: Control, listener: int) -> None:
         addresses = AddressCount(orders.connections_per_address, orders.trusted_proxies)
         open_socket = socket.socket(fileno=listener)
         async with listen(application.serve, open_socket, orders.most_connections, addresses=addresses) as house:
-            leaving = Leaving(house, told, orders.quiet_seconds)
+            leaving = WorkerStopping(house, told, orders.quiet_seconds)
             loop.add_signal_handler(signal.SIGTERM, leaving.by_itself)
             async with asyncio.TaskGroup() as group:
                 beating = group.create_task(_beat(application, control))
@@ -164,7 +164,7 @@ async def work(orders: Orders, control: Control, listener: int) -> None:
 
 async def _beat(application: Application, control: Control) -> None:
     while True:
-        control.tell(Beat(why_not=await application.ready(), notice=application.notice()))
+        control.tell(WorkerReport(why_not=await application.ready(), notice=application.notice()))
         await asyncio.sleep(BEAT_SECONDS)
 
 
@@ -177,11 +177,11 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(work(control.orders(), control, int(sys.argv[2])))
     except* HeadgateError as group:
-        control.tell(Beat(failure=_failure(_first(group))))
+        control.tell(WorkerReport(failure=_failure(_first(group))))
         code = 1
     except* Exception as group:
         log.exception("worker failed")
-        control.tell(Beat(failure=_failure(HeadgateError(repr(_first(group))))))
+        control.tell(WorkerReport(failure=_failure(HeadgateError(repr(_first(group))))))
         code = 1
     sys.exit(code)
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from headgate.http.worker import Beat
+from headgate.http.worker import WorkerReport
 from headgate.kit.children import signal_child
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, from_document
@@ -132,7 +132,7 @@ class Worker:
                 patience = HUNG_SECONDS
                 if not line:
                     return None
-                beat = msgspec.json.decode(line, type=Beat)
+                beat = msgspec.json.decode(line, type=WorkerReport)
                 if beat.failure is not None:
                     return beat.failure
                 self._heard_at, self._why_not, self.notice = monotonic(), beat.why_not, beat.notice
@@ -144,7 +144,7 @@ class Worker:
             return None
 
 
-class Fleet:
+class WorkerPool:
     """All workers of this gateway."""
 
     def __init__(self, count: int, orders: bytes, listener: socket.socket, quiet: asyncio.Event) -> None:

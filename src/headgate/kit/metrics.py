@@ -35,7 +35,7 @@ from prometheus_client.registry import Collector
 from headgate.kit.named_metrics import (
     SECONDS,
     Across,
-    Series,
+    MetricSeries,
     changes,
     counts_kept,
     merged,
@@ -274,8 +274,8 @@ def _retire(directory: Path) -> None:
 
 def _retire_named(directory: Path) -> None:
     """Do the same for named metrics; the counts of names that nobody alive shows go as well."""
-    living: list[Sequence[Series]] = []
-    departed: list[Sequence[Series]] = []
+    living: list[Sequence[MetricSeries]] = []
+    departed: list[Sequence[MetricSeries]] = []
     ended = []
     for file in sorted(directory.glob(f"{_NAMED}_*")):
         owner = file.stem.rpartition("_")[2]
@@ -291,11 +291,11 @@ def _retire_named(directory: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _read_series(file: Path) -> Sequence[Series]:
-    return msgspec.msgpack.decode(file.read_bytes(), type=list[Series])
+def _read_series(file: Path) -> Sequence[MetricSeries]:
+    return msgspec.msgpack.decode(file.read_bytes(), type=list[MetricSeries])
 
 
-def _write_series(directory: Path, owner: str, series: Sequence[Series]) -> None:
+def _write_series(directory: Path, owner: str, series: Sequence[MetricSeries]) -> None:
     """Write a file that readers see either as it was or as it is."""
     new = directory / f".{_NAMED}_{owner}"
     new.write_bytes(msgspec.msgpack.encode(series))

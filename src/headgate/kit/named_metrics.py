@@ -51,7 +51,7 @@ def own_name(name: str, labels: Sequence[str]) -> str:
     return name
 
 
-class Series(msgspec.Struct, array_like=True):
+class MetricSeries(msgspec.Struct, array_like=True):
     """One family of one process, as processes tell each other: by label values, its numbers.
 
     A count has one number, a gauge its value and when it was set, a histogram its buckets and the sum. `read_at` is when
@@ -68,7 +68,7 @@ class Series(msgspec.Struct, array_like=True):
     read_at: float = 0.0
 
 
-class Names:
+class LabelNames:
     """The values of one label; at most `most` of them are shown by name, chosen by how often they are used."""
 
     def __init__(self, label: str, most: int = MOST_NAMES) -> None:
@@ -154,7 +154,7 @@ class _Family:
 
     def __init__(
         self,
-        names: Names,
+        names: LabelNames,
         name: str,
         text: str,
         kind: Kind,
@@ -163,7 +163,7 @@ class _Family:
         bounds: Sequence[float] = (),
     ) -> None:
         self._names = names
-        self._series = Series(name, text, kind, (names.label, *labels), across, list(bounds), [])
+        self._series = MetricSeries(name, text, kind, (names.label, *labels), across, list(bounds), [])
         self._samples: dict[Key, list[float]] = {}
         _families.append(self)
 
@@ -179,7 +179,7 @@ class _Family:
         """Count a name under `other` from now on."""
         self._drop({name})
 
-    def snapshot(self) -> Series:
+    def snapshot(self) -> MetricSeries:
         """Give the numbers now; any thread may ask."""
         samples = [(key, list(numbers)) for key, numbers in list(self._samples.items())]
         return msgspec.structs.replace(self._series, samples=samples)
@@ -192,10 +192,10 @@ class _Family:
 class NamedCounter(_Family):
     """Counts by name."""
 
-    def labels(self, name: str, *labels: str) -> Count:
+    def labels(self, name: str, *labels: str) -> CounterSeries:
         """Give one count, which begins at 0; it stays good whatever becomes of its series."""
         self.add(name, labels, 0)
-        return Count(self, name, labels)
+        return CounterSeries(self, name, labels)
 
     def add(self, name: str, labels: Key, amount: float) -> None:
         """Add to a count."""
@@ -209,9 +209,9 @@ class NamedCounter(_Family):
 class NamedHistogram(_Family):
     """Distributions by name."""
 
-    def labels(self, name: str, *labels: str) -> Distribution:
+    def labels(self, name: str, *labels: str) -> HistogramSeries:
         """Give one distribution; it stays good whatever becomes of its series."""
-        return Distribution(self, name, labels)
+        return HistogramSeries(self, name, labels)
 
     def add(self, name: str, labels: Key, value: float) -> None:
         """Count a value."""
@@ -229,10 +229,10 @@ class NamedGauge(_Family):
     Of more names than anybody looks at, those that are 0 and those that were set longest ago are not kept.
     """
 
-    def labels(self, name: str, *labels: str) -> Level:
+    def labels(self, name: str, *labels: str) -> GaugeSeries:
         """Give one number, which begins at 0; it stays good whatever becomes of its series."""
         self.add(name, labels, 0)
-        return Level(self, name, labels)
+        return GaugeSeries(self, name, labels)
 
     def put(self, name: str, labels: Key, value: float) -> None:
         """Say what the number is now."""
@@ -257,7 +257,7 @@ class NamedGauge(_Family):
     def stop_showing(self, name: str) -> None:
         """Keep the number: it is part of `other` whenever it is asked for."""
 
-    def snapshot(self) -> Series:
+    def snapshot(self) -> MetricSeries:
         """Give the numbers now, those of names that are not shown together as `other`."""
         shown = self._names.shown()
         samples: dict[Key, list[float]] = {}
@@ -284,7 +284,7 @@ class NamedReadings(_Family):
     """Numbers that are read elsewhere and replaced all together, by whoever reads them."""
 
     def __init__(self, label: str, name: str, text: str, kind: Literal["gauge", "unknown"] = "gauge") -> None:
-        super().__init__(Names(label), name, text, kind, (), "latest")
+        super().__init__(LabelNames(label), name, text, kind, (), "latest")
 
     def replace(self, values: Mapping[str, float]) -> None:
         """Show these, and no others."""
@@ -293,7 +293,7 @@ class NamedReadings(_Family):
         self._series = msgspec.structs.replace(self._series, read_at=time())
 
 
-class Count(msgspec.Struct, frozen=True):
+class CounterSeries(msgspec.Struct, frozen=True):
     """One count of a family."""
 
     family: NamedCounter
@@ -305,7 +305,7 @@ class Count(msgspec.Struct, frozen=True):
         self.family.add(self.name, self.labels, amount)
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class HistogramSeries(msgspec.Struct, frozen=True):
     """One distribution of a family."""
 
     family: NamedHistogram
@@ -317,7 +317,7 @@ class Distribution(msgspec.Struct, frozen=True):
         self.family.add(self.name, self.labels, value)
 
 
-class Level(msgspec.Struct, frozen=True):
+class GaugeSeries(msgspec.Struct, frozen=True):
     """One number of a family that goes up and down."""
 
     family: NamedGauge
@@ -364,14 +364,14 @@ def changes() -> int:
     return _changes[0]
 
 
-def snapshots() -> list[Series]:
+def snapshots() -> list[MetricSeries]:
     """Give all named metrics of this process."""
     return [family.snapshot() for family in list(_families)]
 
 
-def merged(processes: Sequence[Sequence[Series]]) -> list[Series]:
+def merged(processes: Sequence[Sequence[MetricSeries]]) -> list[MetricSeries]:
     """Put the metrics of several processes together."""
-    found: dict[str, tuple[Series, dict[Key, list[float]]]] = {}
+    found: dict[str, tuple[MetricSeries, dict[Key, list[float]]]] = {}
     for process in processes:
         for series in process:
             known = found.get(series.name)
@@ -386,7 +386,7 @@ def merged(processes: Sequence[Sequence[Series]]) -> list[Series]:
     return [msgspec.structs.replace(series, samples=list(samples.items())) for series, samples in found.values()]
 
 
-def counts_kept(departed: Sequence[Series], living: Sequence[Series]) -> list[Series]:
+def counts_kept(departed: Sequence[MetricSeries], living: Sequence[MetricSeries]) -> list[MetricSeries]:
     """Give those counts of ended processes that go on: under `other`, and of names that a living process shows.
 
     The rest may go: a count that vanishes as a whole and begins anew is a new count to Prometheus.
@@ -402,7 +402,7 @@ def counts_kept(departed: Sequence[Series], living: Sequence[Series]) -> list[Se
     return kept
 
 
-def rendered(families: Iterable[Series]) -> Iterator[Metric]:
+def rendered(families: Iterable[MetricSeries]) -> Iterator[Metric]:
     """Give families as the library writes them."""
     for series in families:
         if series.kind == "histogram":

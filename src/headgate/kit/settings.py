@@ -76,7 +76,7 @@ class Flag(msgspec.Struct, frozen=True):
     value: object
 
 
-class Value(msgspec.Struct, frozen=True):
+class SettingValue(msgspec.Struct, frozen=True):
     """One setting as it is in force, for people to read; `shown` is masked if it is secret."""
 
     name: str
@@ -119,12 +119,12 @@ class Configuration:
         """Say where the value of `section.name` came from."""
         return self._origins[dotted]
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[SettingValue]:
         """Give every setting in force, in the order of the structs."""
         for kind, struct in self._structs.items():
             for field in _fields(kind):
                 value = getattr(struct, field.name)
-                yield Value(
+                yield SettingValue(
                     name=field.dotted,
                     shown=self._masked(field, value) if field.doc.secret else _shown(value),
                     origin=self._origins[field.dotted],

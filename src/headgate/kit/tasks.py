@@ -12,7 +12,7 @@ from headgate.kit.problems import Closed
 Result = TypeVar("Result")
 
 
-class Errands:
+class Tasks:
     """A set of tasks that end together. Unlike a TaskGroup's, one that fails does not take the others along.
 
     Whoever awaits one when the owner closes was not cancelled itself: it is told that the client was closed.

@@ -97,7 +97,7 @@ class FencedRequest(Wire):
 
 def operations(locks: Locks) -> list[Operation]:
     """List the routes of the locks."""
-    api = _Api(locks)
+    api = LockRoutes(locks)
     one, tag = "/lock/v1/{name}", "lock"
     return [
         Operation(
@@ -147,7 +147,7 @@ def operations(locks: Locks) -> list[Operation]:
     ]  # fmt: skip
 
 
-class _Api:
+class LockRoutes:
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
 

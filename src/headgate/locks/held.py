@@ -26,7 +26,7 @@ RENEWALS_PER_TTL: Final = 3
 log = get_logger()
 
 
-class Keeper(Protocol):
+class LeaseKeeper(Protocol):
     """Where a held lock is renewed and given back."""
 
     async def renew(self, grant: Grant, deadline: float) -> None:
@@ -51,7 +51,7 @@ class Keeper(Protocol):
 class Held:
     """One holding of a lock; `async with held:` gives it back and cancels the block when it is lost."""
 
-    def __init__(self, grant: Grant, keeper: Keeper) -> None:
+    def __init__(self, grant: Grant, keeper: LeaseKeeper) -> None:
         self.grant = grant
         self.lost = asyncio.Event()
         self.reason = ""

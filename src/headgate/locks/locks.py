@@ -28,7 +28,7 @@ from headgate.locks.model import (
 )
 from headgate.locks.settings import LockSettings
 from headgate.locks.source import LockSource
-from headgate.locks.waiting import Line, Waiter
+from headgate.locks.waiting import LockLine, LockWaiter
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
@@ -49,7 +49,7 @@ LIST_AGAIN_SECONDS: Final = 1.0
 log = get_logger()
 
 
-class Turn(NamedTuple):
+class AcquireReply(NamedTuple):
     """What the store said to one who asked: the fence, or the place in line and when to ask again."""
 
     fence: int
@@ -80,7 +80,7 @@ class Locks(LockSource):
         self.fences = Fences(store)
         self.index = Index(store, "lock")
         self._grace_ms = self.settings.grace_ms
-        self._lines: dict[Thing, Line] = {}
+        self._lines: dict[Thing, LockLine] = {}
         self._noted: dict[Thing, float] = {}
         self._listing: dict[Thing, _Listing] = {}
         self._unlisted: set[Thing] = set()
@@ -120,8 +120,8 @@ class Locks(LockSource):
             if line is not None:
                 line.depart()
 
-    async def _wait(self, line: Line, want: Want, holder: str, turn: Turn, limit: float | None) -> Grant:
-        waiter = Waiter(holder, turn.place, turn.ahead)
+    async def _wait(self, line: LockLine, want: Want, holder: str, turn: AcquireReply, limit: float | None) -> Grant:
+        waiter = LockWaiter(holder, turn.place, turn.ahead)
         line.learn(turn.as_of, turn.opens_in)
         line.add(waiter)
         if self._closing:
@@ -167,7 +167,7 @@ class Locks(LockSource):
         await self.give_up(want, holder)
         raise LockHeld(f"Somebody else held the lock {want.name} for {want.wait:g} s.", retry_after=1)
 
-    async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> Turn:
+    async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> AcquireReply:
         arguments = (
             holder,
             self.names.owner,
@@ -185,8 +185,8 @@ class Locks(LockSource):
         else:
             reply = cast("list[int | bytes]", await self.store.run(ACQUIRE, thing, *arguments))
         if reply[0] == 1:
-            return Turn(int(reply[1]), 0, 0.0, 0, int(reply[2]))
-        return Turn(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
+            return AcquireReply(int(reply[1]), 0, 0.0, 0, int(reply[2]))
+        return AcquireReply(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
 
     async def _ask_replicated(
         self, thing: Thing, want: Want, holder: str, arguments: Sequence[Arg]
@@ -309,14 +309,14 @@ class Locks(LockSource):
         for line in self._lines.values():
             line.call_all()
 
-    def _line(self, thing: Thing) -> Line:
+    def _line(self, thing: Thing) -> LockLine:
         line = self._lines.get(thing)
         if line is None:
-            line = self._lines[thing] = Line(self.store, thing, self._grace_ms / 1000, self._forget_line)
+            line = self._lines[thing] = LockLine(self.store, thing, self._grace_ms / 1000, self._forget_line)
         line.attend()
         return line
 
-    def _forget_line(self, line: Line) -> None:
+    def _forget_line(self, line: LockLine) -> None:
         del self._lines[line.thing]
 
     async def _note(self, thing: Thing) -> None:
@@ -375,7 +375,7 @@ def _is_given(reply: Reply) -> bool:
     return isinstance(reply, list) and reply[0] == 1
 
 
-async def _called(waiter: Waiter, limit: float | None) -> bool:
+async def _called(waiter: LockWaiter, limit: float | None) -> bool:
     """Wait until it may be this one's turn; False if its patience ends first."""
     if limit is None:
         return await waiter.called.wait()

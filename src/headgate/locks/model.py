@@ -149,7 +149,7 @@ def checked_holder(holder: str) -> str:
     return member_id(holder, "holder")
 
 
-class Names:
+class LockNames:
     """Names: one for this process, and one for each holder, which proves the holding and so cannot be guessed."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
 from headgate.locks.held import Held
-from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockState, Names, Want
+from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockNames, LockState, Want
 
 CLOSE_SECONDS: Final = 3.0
 
@@ -30,7 +30,7 @@ class LockSource(ABC):
 
     def __init__(self, namespace: str = "default") -> None:
         self.namespace = namespace
-        self.names = Names()
+        self.names = LockNames()
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
         self._aside = Aside()

@@ -10,7 +10,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.model import LockState, Want, read_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
-from headgate.store.client.address import Kind, parse_address
+from headgate.store.client.address import StoreKind, parse_address
 from headgate.store.client.link import read_info
 
 VOTE = script("headgate.locks", "vote")
@@ -39,7 +39,7 @@ class Voter:
 
     def __init__(self, url: str, prefix: str, longest_ttl: float) -> None:
         address = parse_address(url)
-        if address.kind is not Kind.STANDALONE:
+        if address.kind is not StoreKind.STANDALONE:
             raise InvalidRequest("A quorum is made of single servers that know nothing of each other.", field="urls")
         self.name = str(address.nodes[0])
         self.store: Store | None = None

@@ -20,7 +20,7 @@ from headgate.store import Store, Thing
 ROUNDING: Final = 0.003
 
 
-class Waiter:
+class LockWaiter:
     """One who waits; `called` is set when it should ask the store again, or has been given the lock (then with `fence`)."""
 
     __slots__ = ("ahead", "called", "fence", "holder", "place", "sent")
@@ -33,20 +33,20 @@ class Waiter:
         self.fence = 0
         self.sent = 0.0
 
-    def __lt__(self, other: Waiter) -> bool:
+    def __lt__(self, other: LockWaiter) -> bool:
         return self.place < other.place
 
 
-class Line:
+class LockLine:
     """Waiters by place; it exists as long as somebody attends it."""
 
-    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[Line], None]) -> None:
+    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[LockLine], None]) -> None:
         self.thing = thing
         self._grace = grace
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[Waiter] = []
-        self._by_holder: dict[str, list[Waiter]] = {}  # a client may ask more than once in one name
+        self._waiters: list[LockWaiter] = []
+        self._by_holder: dict[str, list[LockWaiter]] = {}  # a client may ask more than once in one name
         self._attending = 0
         self._missed = False
         self._opens_at = self._loop.time()
@@ -69,7 +69,7 @@ class Line:
                 self._timer.cancel()
             self._on_empty(self)
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: LockWaiter) -> None:
         """Put one in line by its place."""
         insort(self._waiters, waiter)
         self._by_holder.setdefault(waiter.holder, []).append(waiter)
@@ -79,7 +79,7 @@ class Line:
             self._waiters[0].called.set()
         self._arm()
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: LockWaiter) -> None:
         """Take one out of the line."""
         self._waiters.remove(waiter)
         same = self._by_holder[waiter.holder]
@@ -89,7 +89,7 @@ class Line:
         metrics.WAITING.dec()
         self._arm()
 
-    def is_first(self, waiter: Waiter) -> bool:
+    def is_first(self, waiter: LockWaiter) -> bool:
         """Tell whether nobody of this process stands before this one."""
         return self._waiters[0] is waiter
 

@@ -19,9 +19,9 @@ from headgate.kit.wire import Wire
 from headgate.registry.filters import Filter, parse_filters
 from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Beat,
     Evicted,
     Instance,
+    InstanceBeat,
     Json,
     Listing,
     OverrideChange,
@@ -34,7 +34,7 @@ from headgate.registry.model import (
 )
 from headgate.registry.prometheus import TargetGroup, exposition, target_groups
 from headgate.registry.registry import GROUPS_AT_ONCE, Registry
-from headgate.registry.views import Look
+from headgate.registry.views import Lookup
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
 from headgate.store import Thing
 
@@ -97,7 +97,7 @@ class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
     filter: list[str] = []
 
 
-class Place(Wire, frozen=True):
+class ServicePath(Wire, frozen=True):
     """Where an instance is; what is left out is looked up by its id."""
 
     type: str | None = None
@@ -112,13 +112,13 @@ class RegisterQuery(Wire, frozen=True):
     registration: int | None = None
 
 
-class RemoveQuery(Place, frozen=True):
+class RemoveInstanceQuery(ServicePath, frozen=True):
     """Which instance, and the nonce of a registration whose answer was lost."""
 
     nonce: Nonce | None = None
 
 
-class WatchQuery(Wire, frozen=True):
+class ServiceWatchQuery(Wire, frozen=True):
     """What to watch, and from where on."""
 
     type: str
@@ -154,7 +154,7 @@ class Services(Wire, frozen=True):
 
 def operations(registry: Registry, prober: Prober) -> list[Operation]:
     """List the routes of the registry."""
-    api = _Api(registry, prober)
+    api = RegistryRoutes(registry, prober)
 
     def route(
         method: str,
@@ -200,15 +200,15 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
             headers={"If-None-Match": "The ETag you have: 304 while the same instances are there."},
         ),
         route(
-            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=RemoveQuery, errors=(Superseded,),
+            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=RemoveInstanceQuery, errors=(Superseded,),
         ),
         route(
             "PATCH", one, api.override, "Override what an instance says of itself", Access.SERVICE,
-            query=Place, body=OverrideChange, answer=Instance, errors=(UnknownInstance,),
+            query=ServicePath, body=OverrideChange, answer=Instance, errors=(UnknownInstance,),
         ),
         route(
             "POST", f"{one}/evict", api.evict, "Remove an instance and keep it out for a time", Access.ADMIN,
-            query=Place, body=EvictRequest, errors=(UnknownInstance,),
+            query=ServicePath, body=EvictRequest, errors=(UnknownInstance,),
         ),
         route("GET", "/sd/v1/services", api.services, "List services", Access.READ, query=PageQuery, answer=Services),
         route(
@@ -217,7 +217,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         ),
         route(
             "GET", "/sd/v1/watch", api.watch, "Watch a service, or all groups of a type", Access.READ,
-            query=WatchQuery, content_type="text/event-stream",
+            query=ServiceWatchQuery, content_type="text/event-stream",
             headers={"Last-Event-ID": "The position to go on from, as an event's id gave it; before `revision`."},
         ),
         route(
@@ -231,7 +231,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
     ]  # fmt: skip
 
 
-class _Api:
+class RegistryRoutes:
     def __init__(self, registry: Registry, prober: Prober) -> None:
         self._registry = registry
         self._prober = prober
@@ -329,7 +329,7 @@ class _Api:
             cursor = str(Cursor(await registry.journals.position(namespace, query.type)))
             groups = await registry.groups(namespace, query.type)
         names = sorted(group for group in groups if page is None or group >= page.partition(BEFORE_NAMES)[0])
-        looks: dict[str, Look] = {}
+        looks: dict[str, Lookup] = {}
         instances: list[Instance] = []
         next_page = None
         for batch in batches(names, GROUPS_AT_ONCE):
@@ -357,7 +357,7 @@ class _Api:
             type_, group = await self._place(call)
         except UnknownInstance:
             return  # already gone, as was asked
-        query: RemoveQuery = call.query
+        query: RemoveInstanceQuery = call.query
         await self._registry.remove(
             call.namespace, type_, group, call.path["instanceId"], registration=query.registration, nonce=query.nonce
         )
@@ -386,7 +386,7 @@ class _Api:
         await self._registry.protect(call.namespace, query.type, query.group, call.body.protection)
 
     async def watch(self, call: Call) -> Stream:
-        query: WatchQuery = call.query
+        query: ServiceWatchQuery = call.query
         position = call.header("last-event-id") or query.revision
         if query.group is None:
             self._registry.journals.thing(call.namespace, query.type)  # the type's name is checked before we answer
@@ -413,7 +413,7 @@ class _Api:
         return Renewed(instance_id, registration)
 
     async def _place(self, call: Call) -> tuple[str, str]:
-        query: Place = call.query
+        query: ServicePath = call.query
         if query.type is not None and query.group is not None:
             return query.type, query.group
         return await self._registry.locate(call.namespace, call.path["instanceId"])
@@ -439,14 +439,14 @@ def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
     )
 
 
-def _beat(instance_id: str, beat: Heartbeat) -> Beat:
+def _beat(instance_id: str, beat: Heartbeat) -> InstanceBeat:
     if beat.metrics is not None and beat.performance is not None and beat.metrics != beat.performance:
         raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
     figures = beat.metrics if beat.metrics is not None else beat.performance
-    return Beat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
+    return InstanceBeat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
 
 
-def _body(look: Look) -> bytes:
+def _body(look: Lookup) -> bytes:
     """Write a listing of one group, as `Listing` would be, from what is written already."""
     return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null,"nextPage":null}' % (
         look.body, look.revision, look.epoch.encode(),

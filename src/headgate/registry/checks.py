@@ -15,7 +15,7 @@ from headgate.registry.alerts import Alerts
 from headgate.registry.health import Prober
 from headgate.registry.model import Check, Instance
 from headgate.registry.registry import Registry
-from headgate.registry.views import Kept
+from headgate.registry.views import StoredInstance
 from headgate.store import Arg, Claim, Thing, script
 
 CLAIM = script(__package__, "check_claim")
@@ -28,11 +28,11 @@ GATHERING_SECONDS: Final = 0.02
 EVERY_SECONDS: Final = 0.25
 
 log = get_logger()
-_records = msgspec.json.Decoder(Kept)
+_records = msgspec.json.Decoder(StoredInstance)
 _checks = msgspec.json.Decoder(Check)
 
 
-class Trial(msgspec.Struct, frozen=True):
+class CheckRun(msgspec.Struct, frozen=True):
     """One check that is ours to make."""
 
     instance: Instance
@@ -73,7 +73,7 @@ class Checker:
             self._under_way += len(trials)
             self._registry.store.errands.start(self._make(thing, trials))
 
-    async def _make(self, thing: Thing, trials: list[Trial]) -> None:
+    async def _make(self, thing: Thing, trials: list[CheckRun]) -> None:
         """Make checks side by side; what they find is noted as it comes, those that end together in one call."""
         asking = {asyncio.ensure_future(self._prober.healthy(trial.instance, trial.check)): trial for trial in trials}
         try:
@@ -89,7 +89,7 @@ class Checker:
             for task in asking:
                 task.cancel()
 
-    async def _note(self, thing: Thing, found: list[tuple[Trial, bool]]) -> None:
+    async def _note(self, thing: Thing, found: list[tuple[CheckRun, bool]]) -> None:
         settings = self._registry.settings
         items: list[Arg] = []
         soonest = LATEST_MS
@@ -114,7 +114,7 @@ class Checker:
             if word in (b"healthy", b"unhealthy", b"removed"):
                 self._tell(thing, trial, word.decode())
 
-    def _tell(self, thing: Thing, trial: Trial, word: str) -> None:
+    def _tell(self, thing: Thing, trial: CheckRun, word: str) -> None:
         log.info("health changed", service=thing.name, instance=trial.instance.instance_id, now=word)
         self._alerts.raise_alert(
             "health" if word != "removed" else "death",
@@ -131,10 +131,10 @@ def check_job(checker: Checker) -> Job:
     return Job("registry health checks", checker.step, EVERY_SECONDS)
 
 
-def _trial(id_: bytes, registration: bytes, record: bytes, check: bytes) -> Trial:
+def _trial(id_: bytes, registration: bytes, record: bytes, check: bytes) -> CheckRun:
     kept = _records.decode(record)
     instance = Instance(
         id_.decode(), kept.type, kept.group, kept.hostname, kept.public_ip, kept.private_ip, kept.port, kept.protocol,
         registration=int(registration),
     )  # fmt: skip
-    return Trial(instance, _checks.decode(check))
+    return CheckRun(instance, _checks.decode(check))

@@ -44,7 +44,7 @@ class ProbeForbidden(HeadgateError):
     code, status = "probe_forbidden", 422
 
 
-class Target(msgspec.Struct, frozen=True):
+class ProbeTarget(msgspec.Struct, frozen=True):
     """Where a probe goes and how it asks."""
 
     kind: CheckKind
@@ -103,7 +103,7 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _ask(self, target: Target) -> bool:
+    async def _ask(self, target: ProbeTarget) -> bool:
         """Ask at each address that the name has, until one can be reached."""
         addresses = await _addresses(target.host, target.port)
         for address in addresses:
@@ -113,7 +113,7 @@ class Prober:
                 return await self._ask_at(target, address)
         return await self._ask_at(target, addresses[-1])
 
-    async def _ask_at(self, target: Target, address: str) -> bool:
+    async def _ask_at(self, target: ProbeTarget, address: str) -> bool:
         match target.kind:
             case CheckKind.HTTP:
                 return await self._ask_http(target, address)
@@ -128,7 +128,7 @@ class Prober:
             case CheckKind.WEBSOCKET:
                 return await self._ask_websocket(target, address)
 
-    async def _refuse(self, target: Target, address: str) -> None:
+    async def _refuse(self, target: ProbeTarget, address: str) -> None:
         """Refuse an address outside the allowed networks, and the store's by whatever name."""
         ip = _ip(address)
         if not any(ip in network for network in self._networks if network.version == ip.version):
@@ -140,7 +140,7 @@ class Prober:
             if ip in theirs or (ip.is_loopback and any(each.is_loopback for each in theirs)):
                 raise ProbeForbidden("Health checks may not reach the store.")
 
-    async def _ask_http(self, target: Target, address: str) -> bool:
+    async def _ask_http(self, target: ProbeTarget, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
         trust = self._trust if target.scheme == "https" else False
         # No time limits of their own here and below: the check has one.
@@ -157,7 +157,7 @@ class Prober:
             finally:
                 await response.aclose()
 
-    async def _ask_websocket(self, target: Target, address: str) -> bool:
+    async def _ask_websocket(self, target: ProbeTarget, address: str) -> bool:
         uri = f"{target.scheme}://{target.host}:{target.port}{target.path}"
         trust = self._trust if target.scheme == "wss" else None
         connection = await connect(
@@ -199,7 +199,7 @@ def prober_for(store: Store, settings: RegistrySettings) -> Prober:
     return Prober(settings.probe_networks, forbidden=store.route.nodes, at_once=settings.probe_at_once)
 
 
-def target_of(instance: Instance, check: Check | None) -> Target | None:
+def target_of(instance: Instance, check: Check | None) -> ProbeTarget | None:
     """Say where to ask: the check's own address, or the instance's; None if there is nowhere to."""
     protocol = instance.protocol.lower()
     kind = check.kind if check else _KINDS.get(protocol, CheckKind.TCP)
@@ -208,10 +208,10 @@ def target_of(instance: Instance, check: Check | None) -> Target | None:
         if parts.scheme not in _PORTS or not parts.hostname:
             return None
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return Target(kind, parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme], path)
+        return ProbeTarget(kind, parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme], path)
     port = (check.port if check else None) or instance.port
     if not instance.address or not port:
         return None
     secure = protocol in ("https", "wss")
     scheme = {CheckKind.HTTP: ("http", "https"), CheckKind.WEBSOCKET: ("ws", "wss")}.get(kind, ("", ""))[secure]
-    return Target(kind, scheme, instance.address, port, check.url if check and check.url else "/")
+    return ProbeTarget(kind, scheme, instance.address, port, check.url if check and check.url else "/")

@@ -24,7 +24,7 @@ from headgate.kit.ids import thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
-from headgate.registry.views import Look
+from headgate.registry.views import Lookup
 from headgate.store import Thing, script
 from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
 from headgate.store.watch.reader import PAGE
@@ -114,10 +114,10 @@ class Journals:
         return Snapshot([], page.revision, page.epoch)
 
 
-class State(msgspec.Struct, frozen=True):
+class JournalState(msgspec.Struct, frozen=True):
     """The groups of a type, and the journal's revision at which it has noted them all."""
 
-    looks: dict[str, Look]
+    looks: dict[str, Lookup]
     complete_at: int
 
 
@@ -139,8 +139,8 @@ class Journal:
         self._caught_up = False
         self._reads: dict[tuple[str, int, int], asyncio.Task[list[Notice[Instance]]]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._next_state: asyncio.Task[State] | None = None
-        self._state_under_way: asyncio.Task[State] | None = None
+        self._next_state: asyncio.Task[JournalState] | None = None
+        self._state_under_way: asyncio.Task[JournalState] | None = None
 
     def start(self) -> None:
         """Begin to follow the groups."""
@@ -156,13 +156,13 @@ class Journal:
         """Note how far groups are; give the journal's revision after that."""
         return await self._registry.journals.note(self.thing, revisions)
 
-    async def state(self) -> State:
+    async def state(self) -> JournalState:
         """Read all groups as they are now, or a moment later; watchers who begin together share one read."""
         if self._next_state is None:
             self._next_state = self._registry.store.errands.start(self._read_state())
         return await asyncio.shield(self._next_state)
 
-    async def _read_state(self) -> State:
+    async def _read_state(self) -> JournalState:
         before, task = self._state_under_way, self._next_state
         if before is not None:
             await asyncio.wait([before])  # it may have begun before the position of who asks now
@@ -172,7 +172,7 @@ class Journal:
         try:
             looks = await self._registry.looks(self.thing.namespace, self.thing.name)
             looks = {group: look for group, look in looks.items() if look.revision}
-            return State(looks, await self.note({group: look.revision for group, look in looks.items()}))
+            return JournalState(looks, await self.note({group: look.revision for group, look in looks.items()}))
         finally:
             if self._state_under_way is task:
                 self._state_under_way = None

@@ -9,7 +9,7 @@ from typing import Final
 from headgate.kit.problems import StoreUnavailable
 from headgate.registry.filters import Filter
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import NOTHING, Known, Look, read_look
+from headgate.registry.views import NOTHING, KnownLookup, Lookup, read_look
 from headgate.store import Arg, Store, Thing, script
 
 DISCOVER = script(__package__, "discover")
@@ -18,19 +18,19 @@ KNOWN_SERVICES: Final = 256
 Key = tuple[Thing, bool | None, tuple[Filter, ...]]
 
 
-class Looks:
+class Lookups:
     """What this process has on its way, and what it has read of the services it looked at last."""
 
     def __init__(self, store: Store, settings: RegistrySettings, settle: Callable[[Thing], Awaitable[None]]) -> None:
         self._store = store
         self._settings = settings
         self._settle = settle
-        self._known: dict[Thing, Known] = {}
+        self._known: dict[Thing, KnownLookup] = {}
         self._asked: dict[Thing, None] = {}
-        self._waiting: dict[Key, asyncio.Task[Look]] = {}
-        self._under_way: dict[Key, asyncio.Task[Look]] = {}
+        self._waiting: dict[Key, asyncio.Task[Lookup]] = {}
+        self._under_way: dict[Key, asyncio.Task[Lookup]] = {}
 
-    async def take(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
+    async def take(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
         """See a service at one moment, or those in it who pass.
 
         The store chooses for whoever asks once. Who asks again keeps what is there in mind and chooses for itself: that costs
@@ -45,13 +45,13 @@ class Looks:
             del self._asked[next(iter(self._asked))]
         return await self._take((thing, healthy, filters))
 
-    async def _take(self, key: Key) -> Look:
+    async def _take(self, key: Key) -> Lookup:
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = self._store.errands.start(self._next(key))
         return await asyncio.shield(waiting)
 
-    async def _next(self, key: Key) -> Look:
+    async def _next(self, key: Key) -> Lookup:
         """Wait for the look that is on its way, if any, and then take one for all who have come meanwhile."""
         before = self._under_way.get(key)
         task = asyncio.current_task()
@@ -71,7 +71,7 @@ class Looks:
             if self._under_way.get(key) is task:
                 del self._under_way[key]
 
-    async def _read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
+    async def _read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
         words: list[Arg] = [part for filter_ in filters for part in filter_.arguments()]
         whole = healthy is None and not filters
         known = self._known.get(thing, NOTHING) if whole else NOTHING
@@ -97,7 +97,7 @@ class Looks:
             self._keep(thing, look.known)
         return look
 
-    def _keep(self, thing: Thing, known: Known) -> None:
+    def _keep(self, thing: Thing, known: KnownLookup) -> None:
         self._known.pop(thing, None)
         self._known[thing] = known
         while len(self._known) > KNOWN_SERVICES:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headgate.kit.metrics import counter, gauge, histogram
-from headgate.kit.named_metrics import Names
+from headgate.kit.named_metrics import LabelNames
 from headgate.store import Thing
 
-SERVICES = Names("service")
+SERVICES = LabelNames("service")
 INSTANCES = SERVICES.gauge(
     "headgate_registry_instances", "instances of a service, as last swept", ("state",), across="latest"
 )

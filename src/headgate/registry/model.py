@@ -199,7 +199,7 @@ def new_nonce() -> str:
     return secrets.token_hex(8)
 
 
-class Beat(msgspec.Struct, frozen=True):
+class InstanceBeat(msgspec.Struct, frozen=True):
     """One heartbeat; what is present says how much it renews."""
 
     instance_id: str

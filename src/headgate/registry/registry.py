@@ -17,10 +17,10 @@ from headgate.registry import metrics
 from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter
 from headgate.registry.journal import Journals
-from headgate.registry.looks import Looks
+from headgate.registry.looks import Lookups
 from headgate.registry.model import (
-    Beat,
     Instance,
+    InstanceBeat,
     Json,
     Listing,
     OverrideChange,
@@ -32,7 +32,7 @@ from headgate.registry.model import (
     new_nonce,
 )  # fmt: skip
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import Look, kept, read_view
+from headgate.registry.views import Lookup, kept, read_view
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.watch.feed import Feed, Snapshot
@@ -85,7 +85,7 @@ class Registry:
         self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
         self._things: dict[tuple[str, str, str], Thing] = {}
         self._noted: dict[Thing, float] = {}
-        self._looks = Looks(store, settings, self.feed.settle)
+        self._looks = Lookups(store, settings, self.feed.settle)
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
         """Name a service; both names are checked."""
@@ -117,7 +117,7 @@ class Registry:
             return await self._write(namespace, record, "renew", registration, None)
         except StoreFull as full:
             thing = self.service(namespace, record.type, record.group)
-            beat = Beat(record.instance_id, metrics=record.metrics, registration=registration)
+            beat = InstanceBeat(record.instance_id, metrics=record.metrics, registration=registration)
             try:
                 number = await self.beat(thing, beat)
             except UnknownInstance:
@@ -125,11 +125,11 @@ class Registry:
             ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
             return Registered(record.instance_id, (await self.look(thing)).revision, number, ttl_seconds)
 
-    async def heartbeat(self, namespace: str, type: str, group: str, beat: Beat) -> int:
+    async def heartbeat(self, namespace: str, type: str, group: str, beat: InstanceBeat) -> int:
         """Renew an instance's lease with what the beat brings; give its registration number."""
         return await self.beat(self.service(namespace, type, group), beat)
 
-    async def beat(self, thing: Thing, beat: Beat) -> int:
+    async def beat(self, thing: Thing, beat: InstanceBeat) -> int:
         """Renew a lease in a service; concurrent beats share one call."""
         await self._note(thing)
         try:
@@ -140,7 +140,7 @@ class Registry:
         metrics.RENEWED.inc()
         return int(cast("bytes", reply))
 
-    async def beat_many(self, thing: Thing, beats: Sequence[Beat]) -> list[int | HeadgateError]:
+    async def beat_many(self, thing: Thing, beats: Sequence[InstanceBeat]) -> list[int | HeadgateError]:
         """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
         await self._note(thing)
         outcomes: list[int | HeadgateError] = []
@@ -218,7 +218,7 @@ class Registry:
         if await self.store.run(PROTECTION, thing, mode) != 1:
             raise NotFound(f"There is no service {type}/{group}.")
 
-    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Look:
+    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Lookup:
         """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
         return await self._looks.take(thing, healthy, tuple(filters))
 
@@ -251,13 +251,13 @@ class Registry:
         healthy: bool | None = None,
         filters: Sequence[Filter] = (),
         groups: Mapping[str, Thing] | None = None,
-    ) -> dict[str, Look]:
+    ) -> dict[str, Lookup]:
         """See every group of a type, or some of them."""
         if groups is None:
             groups = await self.groups(namespace, type)
         turn = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-        async def look(thing: Thing) -> Look:
+        async def look(thing: Thing) -> Lookup:
             async with turn:
                 return await self.look(thing, healthy=healthy, filters=filters)
 
@@ -362,7 +362,7 @@ class Registry:
         return Snapshot(look.instances, look.revision, look.epoch)
 
 
-def _item(beat: Beat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
+def _item(beat: InstanceBeat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
     """Write a beat as the script takes it."""
     return (
         member_id(beat.instance_id, "instanceId"),

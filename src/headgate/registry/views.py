@@ -22,7 +22,7 @@ from headgate.registry.model import (
     iso,
 )  # fmt: skip
 from headgate.store import Reply
-from headgate.store.watch.feed import Change
+from headgate.store.watch.feed import FeedChange
 
 NO_OVERRIDE = "- - - 0"
 UNDECIDED = Override()
@@ -30,7 +30,7 @@ _objects = msgspec.json.Decoder(dict[str, object])
 _checks = msgspec.json.Decoder(Check)
 
 
-class Kept(msgspec.Struct, frozen=True, rename="camel"):
+class StoredInstance(msgspec.Struct, frozen=True, rename="camel"):
     """The part of a record that is kept as it came; the rest has places of its own."""
 
     instance_id: str
@@ -47,13 +47,13 @@ class Kept(msgspec.Struct, frozen=True, rename="camel"):
     system_info: Json
 
 
-_records = msgspec.json.Decoder(Kept)
+_records = msgspec.json.Decoder(StoredInstance)
 
 
 class _View(msgspec.Struct, frozen=True):
     """An instance as a change carries it."""
 
-    record: Kept
+    record: StoredInstance
     metadata: Json
     metrics: Json
     state: str
@@ -71,7 +71,7 @@ _views = msgspec.json.Decoder(_View)
 _removals = msgspec.json.Decoder(_Removal)
 
 
-class Shape:
+class ServiceShape:
     """What of an instance changes only with its registration, an override or its health."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Shape:
         "ttl_ms", "weight",
     )  # fmt: skip
 
-    def __init__(self, record: Kept, metadata: Json, state: str, override: str, check: Check | None) -> None:
+    def __init__(self, record: StoredInstance, metadata: Json, state: str, override: str, check: Check | None) -> None:
         self.record, self.metadata, self.check = record, metadata, check
         registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
         self.registration, self.ttl_ms, self.ephemeral = int(registration), int(ttl_ms), ephemeral == "1"
@@ -136,19 +136,19 @@ class Shape:
         )  # fmt: skip
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownLookup(msgspec.Struct, frozen=True):
     """What a process has read of a service, and the marks by which it sees whether that still holds."""
 
     shape: bytes
     figures: bytes
-    shapes: dict[bytes, Shape]
+    shapes: dict[bytes, ServiceShape]
     metrics: dict[bytes, bytes]
 
 
-NOTHING = Known(b"", b"", {}, {})
+NOTHING = KnownLookup(b"", b"", {}, {})
 
 
-class Look:
+class Lookup:
     """A service at one moment, as one script call saw it."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Look:
         held: bool,
         overdue: int,
         protection: Protection,
-        known: Known,
+        known: KnownLookup,
         deadlines: dict[bytes, float],
         extended: dict[bytes, float],
     ) -> None:
@@ -189,7 +189,7 @@ class Look:
         ]
         return b"[" + b",".join(written) + b"]"
 
-    def _present(self) -> Iterator[tuple[bytes, Shape, float, bool, bool]]:
+    def _present(self) -> Iterator[tuple[bytes, ServiceShape, float, bool, bool]]:
         """Give who is there, with the deadline of the last heartbeat, whether that has passed, and whether it counts."""
         now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
@@ -199,7 +199,7 @@ class Look:
                 deadline = extended.get(id_, deadline)
                 yield id_, shape, deadline, deadline <= now, held
 
-    def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Look:
+    def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
         """Keep those that pass, as the store would have chosen them."""
         figures = self.known.metrics
         shapes = {
@@ -211,8 +211,8 @@ class Look:
                 for filter_ in filters
             )
         }
-        known = Known(self.known.shape, self.known.figures, shapes, figures)
-        return Look(
+        known = KnownLookup(self.known.shape, self.known.figures, shapes, figures)
+        return Lookup(
             self.state,
             self.epoch,
             self.revision,
@@ -240,7 +240,7 @@ class Look:
 def kept(record: Record) -> bytes:
     """Write the part of a record that is kept as it came."""
     return msgspec.json.encode(
-        Kept(
+        StoredInstance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
             record.port, record.protocol, record.weight, record.enabled, record.ephemeral, record.system_info,
         ),
@@ -248,7 +248,7 @@ def kept(record: Record) -> bytes:
     )  # fmt: skip
 
 
-def read_look(reply: Reply, known: Known = NOTHING) -> Look:
+def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
     """Read what discover.lua gives; what it left out is as known."""
     parts = cast("list[Reply]", reply)
     state, epoch, revision, now = (cast("bytes", part) for part in parts[:4])
@@ -259,10 +259,10 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
         _by_id(cast("list[bytes]", flat)) for flat in parts[10:]
     )
     if shape and shape == known.shape:
-        seen = known if figures == known.figures else Known(shape, figures, known.shapes, metrics)
+        seen = known if figures == known.figures else KnownLookup(shape, figures, known.shapes, metrics)
     else:
         shapes = {
-            id_: Shape(
+            id_: ServiceShape(
                 _records.decode(records[id_]),
                 _objects.decode(metadata[id_]),
                 words.decode(),
@@ -271,7 +271,7 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
             )
             for id_, words in states.items()
         }
-        seen = Known(shape, figures, shapes, metrics)
+        seen = KnownLookup(shape, figures, shapes, metrics)
     until = float(protected_until)
     kept = bool(held) or bool(extended)
     protection = Protection(
@@ -280,13 +280,13 @@ def read_look(reply: Reply, known: Known = NOTHING) -> Look:
         until=iso(until) if until else None,
         suspects=overdue if kept else 0,
     )
-    return Look(
+    return Lookup(
         state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen,
         _scores(deadlines), _scores(extended),
     )  # fmt: skip
 
 
-def read_put(change: Change) -> Instance:
+def read_put(change: FeedChange) -> Instance:
     """Read the instance that a change brought."""
     return read_view(change.value)
 
@@ -296,14 +296,14 @@ def read_view(view: bytes) -> Instance:
     return _from_view(_views.decode(view))
 
 
-def read_removal(change: Change) -> tuple[str, Instance]:
+def read_removal(change: FeedChange) -> tuple[str, Instance]:
     """Read why an instance went, and what it last was."""
     removal = _removals.decode(change.value)
     return removal.reason, _from_view(removal.last)
 
 
 def _from_view(view: _View) -> Instance:
-    shape = Shape(view.record, view.metadata, view.state, view.override, view.check)
+    shape = ServiceShape(view.record, view.metadata, view.state, view.override, view.check)
     return shape.instance(view.metrics, view.deadline, late=False, held=False)
 
 

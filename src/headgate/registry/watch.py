@@ -17,9 +17,9 @@ from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
-from headgate.registry.views import Look, read_put, read_removal
+from headgate.registry.views import Lookup, read_put, read_removal
 from headgate.store import Thing
-from headgate.store.watch.feed import Bookmark, Change, Compacted, Notice, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Reset, Snapshot
 
 GROUPS_AT_ONCE: Final = 64
 _CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")
@@ -35,7 +35,7 @@ class Cursor(msgspec.Struct, frozen=True):
         return f"{self.journal}.{self.within}" if self.within else str(self.journal)
 
 
-class Found(msgspec.Struct, frozen=True):
+class InstancesFound(msgspec.Struct, frozen=True):
     """A notice of one group, or of all (""), and the cursor after it, if a watch can be resumed there."""
 
     group: str
@@ -43,14 +43,14 @@ class Found(msgspec.Struct, frozen=True):
     cursor: Cursor | None = None
 
 
-class Put(msgspec.Struct, frozen=True, rename="camel"):
+class InstancePut(msgspec.Struct, frozen=True, rename="camel"):
     """An instance is new, or changed."""
 
     revision: int
     instance: Instance
 
 
-class Removed(msgspec.Struct, frozen=True, rename="camel"):
+class InstanceRemoved(msgspec.Struct, frozen=True, rename="camel"):
     """An instance has gone, and why: removed, expired, evicted or unhealthy."""
 
     revision: int
@@ -59,7 +59,7 @@ class Removed(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-class Mark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class RegistryBookmark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """A position: of a bookmark, of a compaction, or of a new epoch."""
 
     revision: int
@@ -89,7 +89,7 @@ async def watch_type(
 
 async def follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[Found, None]:
+) -> AsyncGenerator[InstancesFound, None]:
     """Follow every group of a type in the order of its journal; without a position the state of each group comes first."""
     async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
         async for together in notices:
@@ -99,7 +99,7 @@ async def follow_type(
 
 async def _follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[Sequence[Found], None]:
+) -> AsyncGenerator[Sequence[InstancesFound], None]:
     position, within = (after.journal, after.within) if after else (0, 0)
     ahead: dict[str, int] = {}  # groups whose state was told, which the journal has yet to reach
     complete_at = 0
@@ -112,7 +112,7 @@ async def _follow_type(
         async for notice in notices:
             match notice:
                 case Compacted() | Reset():
-                    yield (Found("", notice),)
+                    yield (InstancesFound("", notice),)
                 case Snapshot():
                     position, within = notice.revision, 0
                     state = await journal.state()
@@ -121,7 +121,7 @@ async def _follow_type(
                     groups = iter(state.looks.items())
                     while some := list(islice(groups, GROUPS_AT_ONCE)):
                         yield [found for group, look in some for found in _state_of(group, look)]
-                case Change():
+                case FeedChange():
                     start, until = (int(word) for word in notice.value.split(b" "))
                     start = max(start, ahead.get(notice.member, 0), within)
                     told = await journal.read(notice.member, start, until) if start < until else []
@@ -131,26 +131,26 @@ async def _follow_type(
                             complete_at = await journal.note({notice.member: each.revision})
                         last = each is told[-1]
                         cursor = Cursor(notice.revision) if last else Cursor(position, each.revision)
-                        resumable = isinstance(each, Change) and notice.revision >= complete_at
-                        found = Found(notice.member, each, cursor if resumable else None)
+                        resumable = isinstance(each, FeedChange) and notice.revision >= complete_at
+                        found = InstancesFound(notice.member, each, cursor if resumable else None)
                         if isinstance(each, Snapshot):
-                            yield found, Found(notice.member, Bookmark(each.revision, each.epoch))
+                            yield found, InstancesFound(notice.member, Bookmark(each.revision, each.epoch))
                         else:
                             yield (found,)
                     position, within = notice.revision, 0
                 case Bookmark():
                     pass
             # A mark ends the state of groups that was told, and that of a group that is new.
-            ends_state = isinstance(notice, Change) and (bool(ahead) or notice.value.startswith(b"0 "))
+            ends_state = isinstance(notice, FeedChange) and (bool(ahead) or notice.value.startswith(b"0 "))
             if position >= complete_at and (isinstance(notice, Bookmark) or ends_state):
                 ahead = {}
-                yield (Found("", Bookmark(position), Cursor(position)),)
+                yield (InstancesFound("", Bookmark(position), Cursor(position)),)
 
 
-def _state_of(group: str, look: Look) -> tuple[Found, Found]:
+def _state_of(group: str, look: Lookup) -> tuple[InstancesFound, InstancesFound]:
     """Tell the state of a group, and that it is complete."""
     told = Snapshot(look.instances, look.revision, look.epoch)
-    return Found(group, told), Found(group, Bookmark(look.revision, look.epoch))
+    return InstancesFound(group, told), InstancesFound(group, Bookmark(look.revision, look.epoch))
 
 
 def read_cursor(text: str) -> Cursor:
@@ -163,20 +163,20 @@ def read_cursor(text: str) -> Cursor:
 
 def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
     group = thing.name.partition("/")[2]
-    if isinstance(notice, Change):
+    if isinstance(notice, FeedChange):
         return _rendered(notice, group, str(notice.revision))
     return _render(notice, group, str(notice.revision))
 
 
-def _render_found(found: Found) -> bytes:
+def _render_found(found: InstancesFound) -> bytes:
     id_ = None if found.cursor is None else str(found.cursor)
-    if isinstance(found.notice, Change):
+    if isinstance(found.notice, FeedChange):
         return _rendered(found.notice, found.group, id_)
     return _render(found.notice, found.group, id_)
 
 
 @lru_cache(maxsize=4096)
-def _rendered(change: Change, group: str, id_: str | None) -> bytes:
+def _rendered(change: FeedChange, group: str, id_: str | None) -> bytes:
     """Write a change once for all who watch, however late."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return _render(change, group, id_)
@@ -185,16 +185,16 @@ def _rendered(change: Change, group: str, id_: str | None) -> bytes:
 def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
     revision = notice.revision
     match notice:
-        case Change(kind="put"):
-            return event("put", Put(revision, read_put(notice)), id_)
-        case Change():
+        case FeedChange(kind="put"):
+            return event("put", InstancePut(revision, read_put(notice)), id_)
+        case FeedChange():
             reason, _ = read_removal(notice)
-            return event("removed", Removed(revision, notice.member, group, reason), id_)
+            return event("removed", InstanceRemoved(revision, notice.member, group, reason), id_)
         case Snapshot():
-            return b"".join(event("put", Put(revision, item)) for item in notice.items)
+            return b"".join(event("put", InstancePut(revision, item)) for item in notice.items)
         case Bookmark():
-            return event("bookmark", Mark(revision, epoch=notice.epoch, group=group or None), id_)
+            return event("bookmark", RegistryBookmark(revision, epoch=notice.epoch, group=group or None), id_)
         case Compacted():
-            return event("compacted", Mark(revision, group=group or None))
+            return event("compacted", RegistryBookmark(revision, group=group or None))
         case Reset():
-            return event("reset", Mark(revision, epoch=notice.epoch, group=group or None))
+            return event("reset", RegistryBookmark(revision, epoch=notice.epoch, group=group or None))

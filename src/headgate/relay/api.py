@@ -91,7 +91,7 @@ class Completion(Wire, frozen=True):
     pause_seconds: Annotated[float, Meta(ge=0, le=21_600)] = 0.0
 
 
-class Routes:
+class RelayRoutes:
     """The handlers."""
 
     def __init__(self, relay: Relay) -> None:
@@ -176,7 +176,7 @@ class Routes:
 
 def operations(relay: Relay) -> list[Operation]:
     """List the routes."""
-    routes = Routes(relay)
+    routes = RelayRoutes(relay)
     one = f"{UPSTREAMS}/{{upstream}}"
     admin, service, read = Access.ADMIN, Access.SERVICE, Access.READ
     refusals = (UpstreamUnknown, LineFull, DeadlineExceeded, CostTooHigh)

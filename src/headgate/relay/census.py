@@ -16,7 +16,7 @@ REST: Final = 9
 NOBODY: Final = ""
 
 
-class Census:
+class UserCensus:
     """The count of one upstream's users.
 
     Whoever asks while somebody counts gets that count. One of more than a page stands for nine times as long as it took, so

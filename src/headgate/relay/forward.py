@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.http.client import Connection, Pool, PoolExhausted, write_head
-from headgate.http.client_response import Headers, Response
+from headgate.http.client import ClientConnection, Pool, PoolExhausted, write_head
+from headgate.http.client_response import ClientResponse, Headers
 from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
 from headgate.kit.underway import Underway
@@ -33,7 +33,7 @@ HEAD_SECONDS: Final = 0.05  # for so long the head of a stream waits for the fir
 Tell = Callable[[], Awaitable[None]]
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """Where a request's body comes from."""
 
     @property
@@ -48,13 +48,13 @@ class Source(Protocol):
         """Read it."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class RelayRequest(msgspec.Struct, frozen=True):
     """What is to be sent."""
 
     method: str
     target: bytes
     headers: Headers
-    body: Source
+    body: BodySource
     user: str
     units: int = 1
 
@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True):
         return self.method in SAFE or any(name == b"idempotency-key" for name, _ in self.headers)
 
 
-class Answer:
+class RelayAnswer:
     """The head of an answer, and its body as it comes.
 
     `ahead` is what of the body was read already. `truncated` says that the body of a refusal broke off: it is left out.
@@ -74,7 +74,7 @@ class Answer:
                  "waited")  # fmt: skip
 
     def __init__(
-        self, connection: Connection, response: Response, chunks: AsyncIterator[bytes], permit: Permit, *,
+        self, connection: ClientConnection, response: ClientResponse, chunks: AsyncIterator[bytes], permit: Permit, *,
         seconds: float, position: int, waited: float, ahead: bytes = b"", truncated: bool = False,
     ) -> None:  # fmt: skip
         self._connection = connection
@@ -136,9 +136,9 @@ class Forwarder:
 
     @asynccontextmanager
     async def forward(
-        self, view: UpstreamView, request: Request, *, deadline: float, place: int = 0, most: int | None = None,
+        self, view: UpstreamView, request: RelayRequest, *, deadline: float, place: int = 0, most: int | None = None,
         before: Tell | None = None, refused: Tell | None = None,
-    ) -> AsyncIterator[Answer]:  # fmt: skip
+    ) -> AsyncIterator[RelayAnswer]:  # fmt: skip
         """Wait, send, and give the answer; inside the block its body is read.
 
         `before` is called before each sending, `refused` when a sending was refused and the request waits again.
@@ -149,9 +149,9 @@ class Forwarder:
 
     @asynccontextmanager
     async def _forward(
-        self, view: UpstreamView, request: Request, deadline: float, place: int, most: int | None,
+        self, view: UpstreamView, request: RelayRequest, deadline: float, place: int, most: int | None,
         before: Tell | None, refused: Tell | None,
-    ) -> AsyncIterator[Answer]:  # fmt: skip
+    ) -> AsyncIterator[RelayAnswer]:  # fmt: skip
         policy = view.policy
         position, waited, attempts = -1, 0.0, 0
         while True:
@@ -189,7 +189,7 @@ class Forwarder:
                     permit.settle(Outcome.ENDED, age_seconds=self._age(response))
                 ahead, truncated = await _short_body(connection) if status == 429 else (b"", False)
                 chunks = self._body(policy, permit, connection, response, ahead, truncated=truncated)
-                yield Answer(
+                yield RelayAnswer(
                     connection, response, chunks, permit, seconds=policy.timeout_seconds, position=position,
                     waited=waited, ahead=ahead, truncated=truncated,
                 )  # fmt: skip
@@ -199,8 +199,8 @@ class Forwarder:
                 pool.give_back(connection)
 
     async def _ask(
-        self, name: str, policy: Upstream, request: Request, permit: Permit, before: Tell | None
-    ) -> tuple[Connection, Pool, Response]:
+        self, name: str, policy: Upstream, request: RelayRequest, permit: Permit, before: Tell | None
+    ) -> tuple[ClientConnection, Pool, ClientResponse]:
         """Send on a permit; whatever goes wrong, the permit is told."""
         try:
             if before is not None:
@@ -235,12 +235,12 @@ class Forwarder:
         permit.meters.upstream_seconds.observe((response.first_byte or started) - started)
         return connection, pool, response
 
-    def _age(self, response: Response) -> float:
+    def _age(self, response: ClientResponse) -> float:
         """Say how long ago an answer began."""
         return self._loop.time() - (response.first_byte or 0.0)
 
     async def _pause(
-        self, policy: Upstream, request: Request, permit: Permit, response: Response, deadline: float
+        self, policy: Upstream, request: RelayRequest, permit: Permit, response: ClientResponse, deadline: float
     ) -> float:
         """Hear a 429: the store pauses this user as long as the upstream says, then lets one go first."""
         permit.meters.refusals.inc()
@@ -253,7 +253,7 @@ class Forwarder:
         return max(pause, permit.paused_seconds)
 
     async def _body(
-        self, policy: Upstream, permit: Permit, connection: Connection, response: Response, ahead: bytes, *,
+        self, policy: Upstream, permit: Permit, connection: ClientConnection, response: ClientResponse, ahead: bytes, *,
         truncated: bool,
     ) -> AsyncIterator[bytes]:  # fmt: skip
         if truncated:
@@ -280,7 +280,7 @@ class Forwarder:
         return pool
 
 
-def _span(upstream: str, policy: Upstream, request: Request) -> AbstractContextManager[traces.Span]:
+def _span(upstream: str, policy: Upstream, request: RelayRequest) -> AbstractContextManager[traces.Span]:
     """Record one sending, below the request or the job that it is for."""
     if not traces.on():
         return traces.span("send")
@@ -290,12 +290,12 @@ def _span(upstream: str, policy: Upstream, request: Request) -> AbstractContextM
     return traces.call_span(request.method, base.hostname or "", port, url, attributes={"headgate.upstream": upstream})
 
 
-def _may_repeat(request: Request, error: UpstreamFailed) -> bool:
+def _may_repeat(request: RelayRequest, error: UpstreamFailed) -> bool:
     unsent = error.members.get("outcome") == "unsent"
     return request.body.replayable and (unsent or request.repeatable)
 
 
-async def _short_body(connection: Connection) -> tuple[bytes, bool]:
+async def _short_body(connection: ClientConnection) -> tuple[bytes, bool]:
     """Read a body that is short and comes at once, or the beginning of a long one; True if it was cut or too slow."""
     body = bytearray()
     try:

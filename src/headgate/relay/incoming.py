@@ -106,7 +106,7 @@ class Incoming:
         return b"".join(parts)
 
 
-class Kept:
+class KeptBody:
     """A body that is here already."""
 
     def __init__(self, body: bytes) -> None:

@@ -20,7 +20,7 @@ LEAST_SPARE_SECONDS: Final = 0.1  # and for so long if nothing is left on it: ma
 NOBODY: Final = ""
 
 
-class Held:
+class HeldJob:
     """A job in our hands; `attempt` is what it is marked with before it is sent, however often the store must hear it.
 
     `waits` says that it stands in line and that the store knows of no sending: only then can it be given back.
@@ -44,21 +44,21 @@ class Holdings:
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
-        self._users: dict[str, dict[str, Held]] = {}
+        self._users: dict[str, dict[str, HeldJob]] = {}
         self._free_at: dict[str, float] = {}
-        self._spare: Spare | None = None
+        self._spare: SpareJob | None = None
 
     @property
     def room(self) -> int:
         """Tell how many more may be held."""
         return self._most - self._count
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldJob) -> None:
         """Hold one more."""
         self._users.setdefault(held.user, {})[held.id] = held
         self._count += 1
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: HeldJob) -> None:
         """Hold one no more."""
         jobs = self._users[held.user]
         del jobs[held.id]
@@ -72,15 +72,15 @@ class Holdings:
         if user in self._users:
             self._free_at[user] = free_at
 
-    def spare(self, now: float) -> Spare:
+    def spare(self, now: float) -> SpareJob:
         """List what could be given back now; a list that was made just now is used again."""
         spare = self._spare
         age = now - spare.made_at if spare is not None else SPARE_SECONDS
         if spare is None or age >= SPARE_SECONDS or (age >= LEAST_SPARE_SECONDS and spare.empty(now)):
-            spare = self._spare = Spare(self, now)
+            spare = self._spare = SpareJob(self, now)
         return spare
 
-    def waiting(self, user: str) -> list[Held]:
+    def waiting(self, user: str) -> list[HeldJob]:
         """Give those of a user's jobs that could be given back, in their order."""
         return [held for held in self._users.get(user, {}).values() if held.waits]
 
@@ -98,7 +98,7 @@ class Holdings:
         return self._free_at.get(user, now) > now + SOON_SECONDS
 
 
-class Spare:
+class SpareJob:
     """The jobs that could be given back, as they stood at one moment; what became of them since is seen when they are chosen."""
 
     def __init__(self, holdings: Holdings, now: float) -> None:
@@ -109,13 +109,13 @@ class Spare:
         self._longest = [(-len(line), user) for user, line in self._near.items()]
         heapq.heapify(self._longest)
 
-    def choose(self, user: str, count: int, now: float) -> list[Held]:
+    def choose(self, user: str, count: int, now: float) -> list[HeldJob]:
         """Take out at most so many jobs of others that should make room for jobs of this user, the least urgent first.
 
         These are any whose turn is far off. If there is none, it is one of whoever has most, for a user who has none waiting.
         """
-        chosen: list[Held] = []
-        own: list[Held] = []
+        chosen: list[HeldJob] = []
+        own: list[HeldJob] = []
         while self._far and len(chosen) < count:
             held = self._far.pop()
             if held.user == user:
@@ -134,7 +134,7 @@ class Spare:
             self._near.get(held.user, self._far).append(held)
         return not found
 
-    def _last_of_longest(self) -> list[Held]:
+    def _last_of_longest(self) -> list[HeldJob]:
         while self._longest:
             length, user = self._longest[0]
             line = self._near[user] = [held for held in self._near[user] if held.waits]

@@ -24,7 +24,7 @@ MOST_BYTES: Final = 4_194_304
 _PAGE = re.compile(r"open:([0-9]{1,19}-[0-9]{1,19})|ended:([0-9]{1,17}):([0-9A-Za-z]{26}\.[A-Za-z0-9_.:-]{1,128})")
 
 
-class Position(NamedTuple):
+class ListingPosition(NamedTuple):
     """After which job to go on: one that has not ended (its entry in the stream), or one that has (its time and id)."""
 
     ended: bool
@@ -36,10 +36,10 @@ class Position(NamedTuple):
         return f"ended:{self.after}:{self.id}" if self.ended else f"open:{self.after}"
 
 
-ENDED: Final = Position(ended=True)
+ENDED: Final = ListingPosition(ended=True)
 
 
-def position_of(page: str) -> Position:
+def position_of(page: str) -> ListingPosition:
     """Read a page; raises InvalidRequest if it is none."""
     found = _PAGE.fullmatch(page)
     if found is None:
@@ -47,10 +47,10 @@ def position_of(page: str) -> Position:
             return ENDED
         raise InvalidRequest("page must be the nextPage of the page before.", field="page")
     entry, score, id = found.groups()
-    return Position(ended=False, after=entry) if entry else Position(ended=True, after=score, id=id)
+    return ListingPosition(ended=False, after=entry) if entry else ListingPosition(ended=True, after=score, id=id)
 
 
-class Listing:
+class JobListing:
     """Lists the jobs of one upstream; `get` tells how one stands."""
 
     def __init__(self, store: Store, thing: Thing, get: Callable[[str], Awaitable[JobView]]) -> None:
@@ -60,7 +60,9 @@ class Listing:
 
     async def page(self, state: JobState | None, limit: int, page: str | None) -> tuple[list[JobView], str | None]:
         """Give the jobs of one page, and the next page; None if there is none."""
-        position: Position | None = Position(ended=state in FINISHED) if page is None else position_of(page)
+        position: ListingPosition | None = (
+            ListingPosition(ended=state in FINISHED) if page is None else position_of(page)
+        )
         found: list[JobView] = []
         looked = size = 0
         while position is not None and len(found) < limit and looked < MOST_LOOKED and size < MOST_BYTES:
@@ -74,17 +76,17 @@ class Listing:
             found += views
         return found, None if position is None else position.text()
 
-    async def _open(self, position: Position, count: int) -> tuple[list[str], Position | None]:
+    async def _open(self, position: ListingPosition, count: int) -> tuple[list[str], ListingPosition | None]:
         """Read the next jobs that have not ended, and where to go on."""
         after = f"({position.after}" if position.after else "-"
         reply = await self._store.read(self._thing, "XRANGE", self._thing.key("jobs"), after, "+", "COUNT", count + 1)
         entries = cast("list[tuple[bytes, list[bytes]]]", reply or [])
         ids = [fields[1].decode() for _, fields in entries[:count]]
         if len(entries) > count:
-            return ids, Position(ended=False, after=entries[count - 1][0].decode())
+            return ids, ListingPosition(ended=False, after=entries[count - 1][0].decode())
         return ids, ENDED if await self._store.read(self._thing, "EXISTS", self._thing.key("ends")) else None
 
-    async def _ended(self, position: Position, count: int) -> tuple[list[str], Position | None]:
+    async def _ended(self, position: ListingPosition, count: int) -> tuple[list[str], ListingPosition | None]:
         """Read the next jobs that have ended, and where to go on."""
         key, start = self._thing.key("ends"), 0
         if position.after:
@@ -98,7 +100,7 @@ class Listing:
         ids = [id.decode() for id in entries[: 2 * count : 2]]
         if len(entries) <= 2 * count:
             return ids, None
-        return ids, Position(ended=True, after=str(int(float(entries[2 * count - 1]))), id=ids[-1])
+        return ids, ListingPosition(ended=True, after=str(int(float(entries[2 * count - 1]))), id=ids[-1])
 
     async def _views(self, ids: list[str], state: JobState | None) -> list[JobView]:
         """Tell how those of these jobs stand that are in this state."""

@@ -17,7 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from headgate.kit.ids import new_ulid
-from headgate.relay.job_listing import Listing
+from headgate.relay.job_listing import JobListing
 from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
 from headgate.relay.problems import JobSending, JobUnknown
 from headgate.relay.settings import RelaySettings
@@ -44,7 +44,7 @@ _decode_order = msgspec.msgpack.Decoder(Order).decode
 _decode_response = msgspec.json.Decoder(Response).decode
 
 
-class Taken(msgspec.Struct, frozen=True):
+class TakenJob(msgspec.Struct, frozen=True):
     """A job in the hands of its sender."""
 
     state: JobState
@@ -55,7 +55,7 @@ class Taken(msgspec.Struct, frozen=True):
     attempt: str
 
 
-class Next(msgspec.Struct, frozen=True):
+class NextJobs(msgspec.Struct, frozen=True):
     """The reply of `job_next`: ids of the user's jobs that this runner holds, the shortest wait of the user's first job in
     ms, and how many jobs that no runner holds could be sent soon."""
 
@@ -110,7 +110,7 @@ class Jobs:
         self, upstream: str, state: JobState | None = None, *, limit: int = LISTED, page: str | None = None
     ) -> tuple[Sequence[JobView], str | None]:
         """Give some of an upstream's jobs that wait or have ended lately, and where the next page begins if there is one."""
-        listing = Listing(self._store, self._upstreams.thing(upstream_name(upstream)), self.get)
+        listing = JobListing(self._store, self._upstreams.thing(upstream_name(upstream)), self.get)
         return await listing.page(state, limit, page)
 
     async def list(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
@@ -153,22 +153,22 @@ class Jobs:
         reply = await self._store.run(JOB_LOOK, self._upstreams.thing(upstream), holder, most)
         return [user.decode() for user in cast("list[bytes]", reply)]
 
-    async def next(self, upstream: str, user: str, holder: str, most: int) -> Next:
+    async def next(self, upstream: str, user: str, holder: str, most: int) -> NextJobs:
         """Become the holder of at most so many more of a user's next jobs; name all of them that are ours."""
         thing = self._upstreams.thing(upstream)
         reply = cast("list[Reply]", await self._store.run(JOB_NEXT, thing, user, holder, most, AGAIN_MS, user=user))
         if not reply:
-            return Next([], 0, 0)
+            return NextJobs([], 0, 0)
         wait, ready, *ids = reply
-        return Next([cast("bytes", id).decode() for id in ids], int(cast("bytes", wait)), cast("int", ready))
+        return NextJobs([cast("bytes", id).decode() for id in ids], int(cast("bytes", wait)), cast("int", ready))
 
-    async def take(self, id: str, holder: str) -> Taken | None:
+    async def take(self, id: str, holder: str) -> TakenJob | None:
         """Become the holder of a job; None if it has ended."""
         reply = await self._store.run(JOB_TAKE, self._upstreams.thing(upstream_of(id)), id, holder)
         if not reply:
             return None
         state, order, place, attempts, age_ms, attempt = cast("list[bytes]", reply)
-        return Taken(
+        return TakenJob(
             JobState(state.decode()), _decode_order(order), int(place), int(attempts), int(age_ms), attempt.decode()
         )
 

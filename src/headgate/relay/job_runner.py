@@ -19,10 +19,10 @@ from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.forward import Answer, Forwarder, Request
+from headgate.relay.forward import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import target_of, trace_of
-from headgate.relay.incoming import Kept
-from headgate.relay.job_holdings import Held, Holdings
+from headgate.relay.incoming import KeptBody
+from headgate.relay.job_holdings import HeldJob, Holdings
 from headgate.relay.job_queue import Jobs, response_of
 from headgate.relay.model import JobState, Order, Response, Upstream
 from headgate.relay.permits import Permits
@@ -40,7 +40,7 @@ PAGE: Final = 100
 log = get_logger()
 
 
-class End(NamedTuple):
+class JobEnd(NamedTuple):
     """How a job ended."""
 
     state: JobState
@@ -48,7 +48,7 @@ class End(NamedTuple):
     response: Response | None = None
 
 
-class Runner:
+class JobRunner:
     """Sends the jobs of every upstream, together with the runners of other processes."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Runner:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._look = asyncio.Event()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldJob] = {}
         self._holdings: dict[str, Holdings] = {}
         self._listening = ExitStack()
         self._heard: set[str] = set()
@@ -129,7 +129,7 @@ class Runner:
         if len(users) == PAGE:
             self._look.set()
 
-    async def _make_room(self, jobs: Iterable[Held]) -> None:
+    async def _make_room(self, jobs: Iterable[HeldJob]) -> None:
         """Give back jobs that must wait anyway, unless they are being sent by now."""
         waiting = [held for held in jobs if held.waits]
         await _cancelled(waiting)
@@ -138,12 +138,12 @@ class Runner:
     def _hold(self, holdings: Holdings, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup) -> None:
         for id in ids:
             if id not in self._held:
-                held = self._held[id] = Held(upstream, user, id)
+                held = self._held[id] = HeldJob(upstream, user, id)
                 holdings.add(held)
                 held.task = group.create_task(self._keep(held))
                 held.task.add_done_callback(partial(self._let_go, holdings, held))
 
-    def _let_go(self, holdings: Holdings, held: Held, task: asyncio.Task[None]) -> None:
+    def _let_go(self, holdings: Holdings, held: HeldJob, task: asyncio.Task[None]) -> None:
         if holdings.room <= 0:
             self._look.set()  # somebody may have been left out
         del self._held[held.id]
@@ -177,7 +177,7 @@ class Runner:
         await _cancelled([*self._held.values()])
         await self._permits.settled(SETTLE_SECONDS)
 
-    async def _give_back(self, held: Held, *, at_once: bool) -> None:
+    async def _give_back(self, held: HeldJob, *, at_once: bool) -> None:
         try:
             await self._jobs.give_back(held.id, held.user, self._permits.process, at_once=at_once)
         except Closed:
@@ -185,7 +185,7 @@ class Runner:
         except (HeadgateError, ServerError) as error:  # others find it when they miss us
             log.info("a job could not be given back", job=held.id, error=str(error))
 
-    async def _keep(self, held: Held) -> None:
+    async def _keep(self, held: HeldJob) -> None:
         """See one job through to an end; whatever goes wrong with it, the others go on."""
         try:
             end = await self._outcome(held)
@@ -196,7 +196,7 @@ class Runner:
         except Exception:  # the top of this job's own loop; it is found again among those that are ours and not held
             log.exception("the end of a job could not be written", job=held.id)
 
-    async def _outcome(self, held: Held) -> End | None:
+    async def _outcome(self, held: HeldJob) -> JobEnd | None:
         """Send a job and give its end; what the store did not hear is tried again. None: it is not ours to end."""
         while True:
             try:
@@ -209,13 +209,13 @@ class Runner:
                 return None
             except (HeadgateError, ServerError) as error:
                 log.warning("job failed", job=held.id, error=str(error))
-                return End(JobState.FAILED, _public_detail(error))
+                return JobEnd(JobState.FAILED, _public_detail(error))
             except Exception as error:  # such as an order that cannot be written: one job must not end the others
                 log.exception("job failed", job=held.id)
                 state = JobState.UNKNOWN if held.marked else JobState.FAILED
-                return End(state, f"it could not be sent and answered ({type(error).__name__})")
+                return JobEnd(state, f"it could not be sent and answered ({type(error).__name__})")
 
-    async def _send(self, held: Held) -> End | None:
+    async def _send(self, held: HeldJob) -> JobEnd | None:
         id, holder = held.id, self._permits.process
         taken = await self._jobs.take(id, holder)
         if taken is None:
@@ -225,9 +225,9 @@ class Runner:
         # A mark of our own tells nothing: whatever has us take a job again is raised where it may be sent (again).
         if taken.attempt != held.attempt:
             if taken.attempts >= PARK_AFTER:
-                return End(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
+                return JobEnd(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
             if taken.state is JobState.SENDING and not request.repeatable:
-                return End(JobState.UNKNOWN, "its relay died while sending it")
+                return JobEnd(JobState.UNKNOWN, "its relay died while sending it")
 
         async def mark() -> None:
             held.marked, held.waits = True, False
@@ -250,16 +250,18 @@ class Runner:
             with job:
                 async with forwarding as answer:
                     body, truncated = await _read(answer, self._settings.job_bytes)
-                    return End(JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated))
+                    return JobEnd(
+                        JobState.DONE, "", response_of(answer.status, answer.headers, body, truncated=truncated)
+                    )
         except (DeadlineExceeded, LineFull) as error:
-            return End(JobState.FAILED, error.public_detail)
+            return JobEnd(JobState.FAILED, error.public_detail)
         except (UpstreamFailed, UpstreamTimeout) as error:
             state = JobState.FAILED if error.members.get("outcome") == "unsent" else JobState.UNKNOWN
-            return End(state, error.public_detail)
+            return JobEnd(state, error.public_detail)
         finally:
             held.waits = False
 
-    async def _end(self, held: Held, end: End) -> None:
+    async def _end(self, held: HeldJob, end: JobEnd) -> None:
         metrics.JOBS.labels(held.upstream, end.state).inc()
         while True:
             try:
@@ -278,7 +280,7 @@ def _public_detail(error: HeadgateError | ServerError) -> str:
     return (as_problem(error) if isinstance(error, ServerError) else error).public_detail
 
 
-async def _read(answer: Answer, most: int) -> tuple[bytes, bool]:
+async def _read(answer: RelayAnswer, most: int) -> tuple[bytes, bool]:
     """Read a body; True if a part of it is missing: it is too large, or it belongs to a refusal and broke off."""
     if answer.truncated:
         return b"", True
@@ -295,11 +297,11 @@ async def _read(answer: Answer, most: int) -> tuple[bytes, bool]:
     return body, False
 
 
-def _tasks(jobs: Iterable[Held]) -> list[asyncio.Task[None]]:
+def _tasks(jobs: Iterable[HeldJob]) -> list[asyncio.Task[None]]:
     return [held.task for held in jobs if held.task is not None]
 
 
-async def _cancelled(jobs: Sequence[Held]) -> None:
+async def _cancelled(jobs: Sequence[HeldJob]) -> None:
     tasks = _tasks(jobs)
     for task in tasks:
         task.cancel()
@@ -307,7 +309,7 @@ async def _cancelled(jobs: Sequence[Held]) -> None:
         await asyncio.wait(tasks)
 
 
-def _request(policy: Upstream, order: Order) -> Request:
+def _request(policy: Upstream, order: Order) -> RelayRequest:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in order.headers]
     target = target_of(policy, order.path.encode("latin-1"), order.query.encode("latin-1"))
-    return Request(order.method, target, headers, Kept(order.body), order.user, order.units)
+    return RelayRequest(order.method, target, headers, KeptBody(order.body), order.user, order.units)

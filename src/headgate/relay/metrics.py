@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from headgate.kit.named_metrics import Count, Level, Names
+from headgate.kit.named_metrics import CounterSeries, GaugeSeries, LabelNames
 
 TELL_SECONDS: Final = 0.2
 
-UPSTREAMS: Final = Names("upstream")
+UPSTREAMS: Final = LabelNames("upstream")
 WAITING = UPSTREAMS.gauge("headgate_relay_waiting", "requests that wait for a permit")
 IN_FLIGHT = UPSTREAMS.gauge("headgate_relay_in_flight", "requests sent and not answered yet")
 COOLING = UPSTREAMS.gauge(
@@ -46,7 +46,7 @@ class Later:
 
     __slots__ = ("_metric", "_soon", "_sum")
 
-    def __init__(self, metric: Count | Level, soon: Callable[[], None]) -> None:
+    def __init__(self, metric: CounterSeries | GaugeSeries, soon: Callable[[], None]) -> None:
         self._metric = metric
         self._soon = soon
         self._sum = 0
@@ -113,7 +113,7 @@ class Meters:
         for one in self._later:
             one.tell()
 
-    def _make(self, metric: Count | Level) -> Later:
+    def _make(self, metric: CounterSeries | GaugeSeries) -> Later:
         made = Later(metric, self._soon)
         self._later.append(made)
         return made

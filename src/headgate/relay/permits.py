@@ -23,9 +23,9 @@ from headgate.relay import metrics
 from headgate.relay.metrics import Meters
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
-from headgate.relay.upstream_site import Site
+from headgate.relay.upstream_site import UpstreamSite
 from headgate.relay.upstreams import Upstreams
-from headgate.relay.waiting import Waiter
+from headgate.relay.waiting import PermitWaiter
 from headgate.store import Script, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
 
@@ -53,7 +53,7 @@ class Permit:
                  "position", "room", "send_by", "user", "waited")  # fmt: skip
 
     def __init__(
-        self, permits: Permits, name: str, policy: Upstream, user: str, waiter: Waiter, *,
+        self, permits: Permits, name: str, policy: Upstream, user: str, waiter: PermitWaiter, *,
         position: int, waited: float, asked: float, left_ms: int, room: int,
     ) -> None:  # fmt: skip
         self._permits = permits
@@ -114,7 +114,7 @@ class Permits:
         self._upstreams = upstreams
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._sites: dict[str, Site[Permit]] = {}
+        self._sites: dict[str, UpstreamSite[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._asking = Underway()
         self._closing = False
@@ -203,7 +203,7 @@ class Permits:
                     site.meters.waiting.dec()
 
     async def _ask(
-        self, site: Site[Permit], policy: Upstream, user: str, waiter: Waiter, most: int, deadline: float
+        self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: PermitWaiter, most: int, deadline: float
     ) -> list[Reply]:
         """Ask once; while the store is away, wait and ask again until the deadline.
 
@@ -284,7 +284,7 @@ class Permits:
             await asyncio.wait(tuple(self._settling), timeout=seconds)
 
     async def _settle(
-        self, site: Site[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
+        self, site: UpstreamSite[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
     ) -> None:
         policy = permit.policy
         late_ms, jitter = round(policy.delivery_seconds * 1000), _jitter()
@@ -306,7 +306,7 @@ class Permits:
             except StoreUnavailable:
                 await asyncio.sleep(STORE_PAUSE)
 
-    async def _cancel(self, site: Site[Permit], policy: Upstream, user: str, waiter: str) -> None:
+    async def _cancel(self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: str) -> None:
         limit = self._loop.time() + policy.lease_ms / 1000
         while self._loop.time() < limit:
             try:
@@ -318,7 +318,7 @@ class Permits:
                 await asyncio.sleep(STORE_PAUSE)
 
     async def _run(
-        self, what: Script, site: Site[Permit], user: str, *args: Arg, deadline: float | None = None
+        self, what: Script, site: UpstreamSite[Permit], user: str, *args: Arg, deadline: float | None = None
     ) -> Reply:
         site.meters.call(what.name)
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
@@ -333,12 +333,12 @@ class Permits:
         """Give an upstream's metrics."""
         return self._site(name).meters
 
-    def _site(self, name: str) -> Site[Permit]:
+    def _site(self, name: str) -> UpstreamSite[Permit]:
         site = self._sites.get(name)
         if self._beat is None:
             self._beat = self._store.errands.start(self._keep_beating())
         if site is None:
-            site = self._sites[name] = Site(name, self.thing(name), self._hurry)
+            site = self._sites[name] = UpstreamSite(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)
             site.listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
         return site
@@ -359,7 +359,7 @@ class Permits:
                 self._sites.pop(name).listening.close()
             await asyncio.gather(*(self._beat_once(site) for site in busy))
 
-    async def _beat_once(self, site: Site[Permit]) -> None:
+    async def _beat_once(self, site: UpstreamSite[Permit]) -> None:
         beaten = self._loop.time()
         try:
             told, site.unheard = site.unheard, False
@@ -393,7 +393,7 @@ class Permits:
         except HeadgateError as error:
             log.debug("no sign of life could be given", upstream=site.name, error=error.detail)
 
-    async def _report(self, site: Site[Permit]) -> None:
+    async def _report(self, site: UpstreamSite[Permit]) -> None:
         """Say again what is in hand, from not yet sent to not yet ended: the store may have forgotten it."""
         log.info("history may be lost, holding for one window", upstream=site.name)
         metrics.HOLDS.labels(site.name).inc()
@@ -403,7 +403,7 @@ class Permits:
         await asyncio.gather(*(self._report_user(site, user, permits) for user, permits in users.items()))
         site.lines.show_places()
 
-    async def _report_user(self, site: Site[Permit], user: str, permits: list[Permit]) -> None:
+    async def _report_user(self, site: UpstreamSite[Permit], user: str, permits: list[Permit]) -> None:
         ids = [permit.id for permit in permits]
         await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
 

@@ -18,7 +18,7 @@ from headgate.http.client_response import Headers
 from headgate.http.routes import Call, Receive, Scope, Send
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, StoreUnavailable, TooLarge
-from headgate.relay.forward import Answer, Forwarder, Request
+from headgate.relay.forward import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import (
     refuse_ambiguous,
     request_headers,
@@ -69,7 +69,7 @@ class Proxy:
         wait_ms = asked_ms or (self._settings.job_ms if job else round(view.policy.deadline_seconds * 1000))
         body = Incoming(receive, headers, self._settings.buffer_bytes)
         headers = [*_named(headers, call), (b"x-request-id", call.request_id.encode())]
-        request = Request(scope["method"], target, headers, body, user, units)
+        request = RelayRequest(scope["method"], target, headers, body, user, units)
         attendance = Attendance(call, body, self._settings.drain_seconds)
         # With the last word the client need not stay: it is not cancelled for leaving then.
         send = attendance.until_last(send)
@@ -92,7 +92,7 @@ class Proxy:
         most = self._settings.job_ms if wants_job(headers) else LONGEST_DEADLINE_MS
         return whole_number(headers, b"x-deadline-ms", 0, most)
 
-    async def _relay(self, view: UpstreamView, request: Request, deadline: float, send: Send) -> None:
+    async def _relay(self, view: UpstreamView, request: RelayRequest, deadline: float, send: Send) -> None:
         async with self._forwarder.forward(view, request, deadline=deadline) as answer:
             headers = [header for header in answer.headers if header[0] not in TOLD]
             headers += _told(view, request.user, answer)
@@ -107,7 +107,7 @@ class Proxy:
             await send({"type": "http.response.body", "body": whole or b""})
 
     async def _accept(
-        self, view: UpstreamView, request: Request, path: bytes, query: bytes, wait_ms: int, send: Send
+        self, view: UpstreamView, request: RelayRequest, path: bytes, query: bytes, wait_ms: int, send: Send
     ) -> None:
         """Keep the request as a job and say where its answer will be."""
         assert isinstance(request.body, Incoming)
@@ -169,7 +169,7 @@ def _plain(view: UpstreamView) -> Upstream:
     return msgspec.structs.replace(view.policy, headers={})
 
 
-def _told(view: UpstreamView, user: str, answer: Answer) -> Headers:
+def _told(view: UpstreamView, user: str, answer: RelayAnswer) -> Headers:
     """Tell what waiting cost and what is left; an upstream that tells its own limits is not contradicted."""
     told = [
         (b"x-queue-position", b"%d" % answer.position),

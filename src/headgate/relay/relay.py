@@ -10,11 +10,11 @@ from headgate.http.routes import Access, Mount
 from headgate.kit.life import Job
 from headgate.relay.forward import Forwarder
 from headgate.relay.job_queue import Jobs
-from headgate.relay.job_runner import Runner
+from headgate.relay.job_runner import JobRunner
 from headgate.relay.permits import CLOSE_SECONDS, Permits
 from headgate.relay.proxy import Proxy
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import Sweep
+from headgate.relay.sweep import RelaySweep
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
 
@@ -31,7 +31,7 @@ class Relay:
         self.permits = Permits(store, self.upstreams)
         self.forwarder = Forwarder(self.permits, self.settings)
         self.jobs = Jobs(store, self.upstreams, self.settings)
-        self.sweep = Sweep(store, self.upstreams, self.jobs)
+        self.sweep = RelaySweep(store, self.upstreams, self.jobs)
 
     async def __aenter__(self) -> Self:
         await self.permits.__aenter__()
@@ -51,9 +51,9 @@ class Relay:
         proxy = Proxy(self.upstreams, self.forwarder, self.jobs, self.settings)
         return Mount("/relay", proxy, Access.SERVICE, bearer=False)
 
-    def runner(self) -> Runner:
+    def runner(self) -> JobRunner:
         """Give what sends jobs."""
-        return Runner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)
+        return JobRunner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)
 
 
 def jobs(relay: Relay) -> list[Job]:

@@ -27,7 +27,7 @@ LEASE_MS: Final = 60_000
 log = get_logger()
 
 
-class Sweep:
+class RelaySweep:
     """Visits upstreams that are due; any number of workers may."""
 
     def __init__(self, store: Store, upstreams: Upstreams, jobs: Jobs) -> None:

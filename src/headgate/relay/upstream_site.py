@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Final, Generic, TypeVar, cast
 
 from headgate.relay.metrics import Meters
-from headgate.relay.waiting import Lines
+from headgate.relay.waiting import UserLines
 from headgate.store import Thing
 from headgate.store.client.link import Reply
 
@@ -16,7 +16,7 @@ UNLIMITED: Final = 1_000_000
 P = TypeVar("P")
 
 
-class Site(Generic[P]):
+class UpstreamSite(Generic[P]):
     """What this process has at one upstream."""
 
     __slots__ = ("_hurry", "answered_at", "epoch", "heard", "held", "largest", "lines", "listening", "meters", "name",
@@ -26,7 +26,7 @@ class Site(Generic[P]):
         self._hurry = hurry
         self.name = name
         self.thing = thing
-        self.lines = Lines()
+        self.lines = UserLines()
         self.listening = ExitStack()
         self.meters = Meters(name)
         self.held: dict[str, P] = {}

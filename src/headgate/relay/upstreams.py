@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, OutcomeUnknown, StoreUnavailable
-from headgate.relay.census import Census
+from headgate.relay.census import UserCensus
 from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
 from headgate.relay.problems import UpstreamUnknown
 from headgate.store import Index, Store, Thing, script
@@ -43,7 +43,7 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[UpstreamView, float]] = {}
         self._seen: dict[str, float] = {}
-        self._counts: dict[str, Census] = {}
+        self._counts: dict[str, UserCensus] = {}
 
     @property
     def index(self) -> Index:
@@ -159,7 +159,7 @@ class Upstreams:
             async def figures(user: str) -> UserFigures:
                 return (await self.figures(name, user))[0]
 
-            census = self._counts[name] = Census(self._store, self.thing(name), figures)
+            census = self._counts[name] = UserCensus(self._store, self.thing(name), figures)
         return await census.status()
 
     def _remember(self, view: UpstreamView) -> None:

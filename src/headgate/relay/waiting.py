@@ -18,12 +18,12 @@ EARLY_SECONDS: Final = 0.001
 APART_SECONDS: Final = 0.0005  # between the questions of many waiters who have the same reason to ask
 
 
-class Waiter:
+class PermitWaiter:
     """One request in line."""
 
     __slots__ = ("_called", "_due", "_line", "_loop", "_outdated", "_sleeper", "_timer", "fallback", "id", "place")
 
-    def __init__(self, id: str, line: Line) -> None:
+    def __init__(self, id: str, line: UserLine) -> None:
         self.id = id
         self.place = 0
         self.fallback = 0.0
@@ -107,17 +107,17 @@ class Waiter:
             self._timer = None
 
 
-class Line:
+class UserLine:
     """The waiters of one user at one upstream in this process."""
 
     __slots__ = ("_first", "waiters")
 
     def __init__(self) -> None:
-        self.waiters: dict[str, Waiter] = {}
-        self._first: Waiter | None = None
+        self.waiters: dict[str, PermitWaiter] = {}
+        self._first: PermitWaiter | None = None
 
     @property
-    def first(self) -> Waiter | None:
+    def first(self) -> PermitWaiter | None:
         """Give the one that keeps watch: about the lowest place of ours."""
         return self._first
 
@@ -134,12 +134,12 @@ class Line:
             self._first.keep_watch()
 
 
-class Lines:
+class UserLines:
     """All lines of one upstream in this process."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}
-        self._waiters: dict[str, Waiter] = {}
+        self._lines: dict[str, UserLine] = {}
+        self._waiters: dict[str, PermitWaiter] = {}
         self._version = b""  # of the policy by which times are told
         self._loop = asyncio.get_running_loop()
 
@@ -147,10 +147,10 @@ class Lines:
         return len(self._waiters)
 
     @contextmanager
-    def join(self, user: str, id: str) -> Iterator[Waiter]:
+    def join(self, user: str, id: str) -> Iterator[PermitWaiter]:
         """Stand in a user's line for as long as the block lasts."""
-        line = self._lines.setdefault(user, Line())
-        waiter = Waiter(id, line)
+        line = self._lines.setdefault(user, UserLine())
+        waiter = PermitWaiter(id, line)
         line.waiters[id] = self._waiters[id] = waiter
         try:
             yield waiter
@@ -197,7 +197,7 @@ class Lines:
                     at += APART_SECONDS
                     waiter.ask_again(at)
 
-    def _firsts(self) -> Iterator[tuple[Waiter, float]]:
+    def _firsts(self) -> Iterator[tuple[PermitWaiter, float]]:
         now = self._loop.time()
         for number, line in enumerate(self._lines.values()):
             if line.first is not None:

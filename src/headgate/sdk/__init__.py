@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from headgate.sdk.lifespan import registered
     from headgate.sdk.live import Changed, Live
     from headgate.sdk.queue import Queue
-    from headgate.sdk.queues import Operators
+    from headgate.sdk.queues import QueuesBackend
     from headgate.sdk.registry import Registry
     from headgate.sdk.registry_modes import Gone, Listed, Marked, Put
     from headgate.sdk.relay import HeldPermit, PermitTransport, Relay, RelayResponse
@@ -220,7 +220,6 @@ __all__ = [
     "NotInLine",
     "NotReplicated",
     "Offer",
-    "Operators",
     "OutcomeUnknown",
     "Override",
     "OverrideChange",
@@ -241,6 +240,7 @@ __all__ = [
     "QueueReset",
     "QueueUnknown",
     "QueueView",
+    "QueuesBackend",
     "Quorum",
     "QuorumHealth",
     "QuorumLost",
@@ -316,7 +316,7 @@ _HOMES = {
     "sdk.lifespan": "registered",
     "sdk.live": "Changed Live",
     "sdk.queue": "Queue",
-    "sdk.queues": "Operators",
+    "sdk.queues": "QueuesBackend",
     "sdk.registry": "Registry",
     "sdk.registry_modes": "Gone Listed Marked Put",
     "sdk.relay": "HeldPermit PermitTransport Relay RelayResponse",

@@ -18,8 +18,8 @@ from headgate.kit.aside import Aside, ended
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import (
-    Beat,
     Evicted,
+    InstanceBeat,
     Json,
     Record,
     Registered,
@@ -28,7 +28,7 @@ from headgate.registry.model import (
     UnknownInstance,
     new_nonce,
 )
-from headgate.sdk.registry_modes import Mode, Place
+from headgate.sdk.registry_modes import Place, RegistryBackend
 
 JITTER: Final = 0.1
 RETRY_SECONDS: Final = 1.0
@@ -39,7 +39,7 @@ LEASE_SECONDS: Final = 30.0
 log = get_logger()
 
 
-class Own:
+class OwnInstance:
     """An instance that we registered: its latest record, and what has not been sent yet."""
 
     def __init__(self, record: Record, registration: int, figures: Callable[[], Json] | None = None) -> None:
@@ -71,16 +71,16 @@ class Own:
             self._healthy = healthy
             self.record = msgspec.structs.replace(self.record, healthy=healthy)
 
-    def next_beat(self) -> Beat:
+    def next_beat(self) -> InstanceBeat:
         """Give the next beat: with what has changed since the last that arrived."""
         if self.figures is not None:
             try:
                 self.update({**self.record.metrics, **self.figures()}, None, None)
             except Exception:  # a machine that cannot be measured is alive all the same
                 log.exception("load not measured", instance=self.record.instance_id)
-        return Beat(self.record.instance_id, self._metrics, self._metadata, self._healthy, self.registration)
+        return InstanceBeat(self.record.instance_id, self._metrics, self._metadata, self._healthy, self.registration)
 
-    def arrived(self, beat: Beat) -> None:
+    def arrived(self, beat: InstanceBeat) -> None:
         """Note that a beat has arrived; what changed meanwhile is still to be sent."""
         if self._metrics is beat.metrics:
             self._metrics = None
@@ -90,13 +90,13 @@ class Own:
             self._healthy = None
 
 
-class Beats:
+class Heartbeats:
     """The instances of one client, and the task of each."""
 
-    def __init__(self, mode: Mode, interval: float) -> None:
+    def __init__(self, mode: RegistryBackend, interval: float) -> None:
         self._mode = mode
         self._interval = interval
-        self._own: dict[str, Own] = {}
+        self._own: dict[str, OwnInstance] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.aside = Aside()
         self._closed = False
@@ -115,10 +115,10 @@ class Beats:
             if not isinstance(error, HeadgateError) or error.status >= 500:
                 self.aside.start(self._withdraw(record, nonce, registering))
             raise
-        self.add(Own(record, made.registration, figures))
+        self.add(OwnInstance(record, made.registration, figures))
         return made
 
-    def add(self, own: Own) -> None:
+    def add(self, own: OwnInstance) -> None:
         """Take an instance in; one that was registered before under this id keeps beating with the new record."""
         before = self._own.get(own.record.instance_id)
         if before is not None:
@@ -126,7 +126,7 @@ class Beats:
         else:
             self._own[own.record.instance_id] = own
 
-    def find(self, instance_id: str) -> Own | None:
+    def find(self, instance_id: str) -> OwnInstance | None:
         """Give an instance of ours."""
         return self._own.get(instance_id)
 
@@ -158,7 +158,7 @@ class Beats:
         if self._closed:
             raise Closed
 
-    async def forget(self, instance_id: str) -> Own | None:
+    async def forget(self, instance_id: str) -> OwnInstance | None:
         """Let an instance go: a beat that is under way does not bring it back."""
         own = self._own.pop(instance_id, None)
         if own is not None:
@@ -169,7 +169,7 @@ class Beats:
             await asyncio.wait((own.coming_back,))
         return own
 
-    async def beat(self, own: Own, *, come_back: bool) -> None:
+    async def beat(self, own: OwnInstance, *, come_back: bool) -> None:
         """Beat once; with `come_back`, an instance that the registry does not know is registered again."""
         await self.settle(own)
         beat = own.next_beat()
@@ -190,13 +190,13 @@ class Beats:
             return
         own.arrived(beat)
 
-    async def come_back(self, own: Own) -> None:
+    async def come_back(self, own: OwnInstance) -> None:
         """Register an instance again that the registry has lost; raises Superseded if another has taken its id since."""
         log.info("registering again", instance=own.record.instance_id, type=own.record.type)
         own.nonce = own.nonce or new_nonce()
         await self.settle(own)
 
-    async def settle(self, own: Own) -> None:
+    async def settle(self, own: OwnInstance) -> None:
         """Learn how a registration ended whose answer has not come: wait for it, or repeat it."""
         if own.nonce is not None and not own.gone:
             self._refuse_when_closed()
@@ -204,7 +204,7 @@ class Beats:
                 own.coming_back = self.aside.start(self._register(own, own.nonce))
             await ended(own.coming_back)
 
-    async def _register_anew(self, own: Own, record: Record, figures: Callable[[], Json] | None) -> Registered:
+    async def _register_anew(self, own: OwnInstance, record: Record, figures: Callable[[], Json] | None) -> Registered:
         while own.coming_back is not None and not own.coming_back.done():
             await asyncio.wait((own.coming_back,))
         if own.gone:
@@ -213,7 +213,7 @@ class Beats:
         own.coming_back = self.aside.start(self._register(own, own.nonce, record))
         return await ended(own.coming_back)
 
-    async def _register(self, own: Own, nonce: str, record: Record | None = None) -> Registered:
+    async def _register(self, own: OwnInstance, nonce: str, record: Record | None = None) -> Registered:
         """Register an instance of ours again, with another record in the place of whoever is there, or as it was."""
         try:
             made = await self._mode.register(record or own.record, nonce, None if record else own.registration)
@@ -241,7 +241,7 @@ class Beats:
                 log.debug("could not leave yet", instance=record.instance_id, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    async def _keep_beating(self, own: Own) -> None:
+    async def _keep_beating(self, own: OwnInstance) -> None:
         pause = random.uniform(0.5, 1.0) * self._interval
         while True:
             await asyncio.sleep(pause)

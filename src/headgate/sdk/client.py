@@ -19,11 +19,11 @@ from headgate.store.client.address import check_address
 if TYPE_CHECKING:
     from headgate.locks import Election, FencedValue, Lock, Locks
     from headgate.sdk.config import Config
-    from headgate.sdk.locks import HttpLocks
+    from headgate.sdk.locks import HttpLocksBackend
     from headgate.sdk.queue import Queue
-    from headgate.sdk.queues import Operators
+    from headgate.sdk.queues import QueuesBackend
     from headgate.sdk.registry import Registry
-    from headgate.sdk.relay import HttpRelay, StoreRelay
+    from headgate.sdk.relay import HttpRelayBackend, StoreRelayBackend
 
 
 FIRST_SECONDS: Final = 1.0
@@ -96,7 +96,7 @@ class Headgate:
         return queue_of(self.backend, self.namespace)
 
     @cached_property
-    def queues(self) -> Operators:
+    def queues(self) -> QueuesBackend:
         """The queues as their operators see them."""
         from headgate.sdk.queues import queues_of
 
@@ -119,7 +119,7 @@ class Headgate:
         return part
 
     @cached_property
-    def locks(self) -> Locks | HttpLocks:
+    def locks(self) -> Locks | HttpLocksBackend:
         """The locks, with what operators need: list, show, break."""
         from headgate.sdk.locks import locks_of
 
@@ -128,12 +128,12 @@ class Headgate:
         return part
 
     @cached_property
-    def relay(self) -> StoreRelay | HttpRelay:
+    def relay(self) -> StoreRelayBackend | HttpRelayBackend:
         """The relay: permits around your own calls, requests and jobs within an upstream's limits."""
-        from headgate.sdk.relay import StoreRelay, relay_of
+        from headgate.sdk.relay import StoreRelayBackend, relay_of
 
         part = relay_of(self.backend)
-        if isinstance(part, StoreRelay):
+        if isinstance(part, StoreRelayBackend):
             self._stack.push_async_callback(part.close)
         return part
 

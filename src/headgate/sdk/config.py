@@ -17,7 +17,14 @@ from headgate.config.dynamic import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft, Published, UnknownKey, Update, Value
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.sdk.config_modes import ConfigMarked, Happening, HttpMode, Mode, Present, StoreMode
+from headgate.sdk.config_modes import (
+    ConfigBackend,
+    ConfigMarked,
+    Happening,
+    HttpConfigBackend,
+    Present,
+    StoreConfigBackend,
+)
 from headgate.sdk.http import Http
 from headgate.sdk.live import Changed, Live
 from headgate.sdk.snapshot import Snapshots, directory_for
@@ -47,7 +54,7 @@ class Config:
     """Config as a client sees it."""
 
     def __init__(
-        self, mode: Mode, snapshots: Snapshots[Value] | None = None, *, snapshot_secrets: bool = False
+        self, mode: ConfigBackend, snapshots: Snapshots[Value] | None = None, *, snapshot_secrets: bool = False
     ) -> None:
         self._mode = mode
         self._snapshots = snapshots
@@ -254,12 +261,12 @@ def config_of(
     backend: Http | Store, *, url: str, snapshot_dir: str | Path | None = None, snapshot_secrets: bool = False
 ) -> Config:
     """Make the config part of a client."""
-    mode: Mode
+    mode: ConfigBackend
     if isinstance(backend, Http):
-        mode, place = HttpMode(backend), url
+        mode, place = HttpConfigBackend(backend), url
     else:
         author = f"{_user()}@{socket.gethostname()}"[:64]
-        mode = StoreMode(StoreConfig(backend, definitions={NAMESPACE: DEFINITIONS}), author)
+        mode = StoreConfigBackend(StoreConfig(backend, definitions={NAMESPACE: DEFINITIONS}), author)
         place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
     snapshots = Snapshots(directory_for(snapshot_dir, place, "config"), Value)
     return Config(mode, snapshots, snapshot_secrets=snapshot_secrets)

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.config.api import BatchAnswer, Values, Versions
+from headgate.config.api import ConfigBatchAnswer, Values, Versions
 from headgate.config.config import Config as StoreConfig
-from headgate.config.config import State
+from headgate.config.config import NamespaceState
 from headgate.config.model import Draft, Published, Update, Value, check_key
 from headgate.config.watch import Told, follow
 from headgate.kit.ids import thing_name
@@ -37,12 +37,12 @@ class ConfigMarked(msgspec.Struct, frozen=True):
 Happening = Present | Update | ConfigMarked
 
 
-class Mode(Protocol):
+class ConfigBackend(Protocol):
     """What both modes can do."""
 
     async def get(self, namespace: str, key: str, version: int | None) -> Value: ...
 
-    async def read(self, namespace: str) -> State: ...
+    async def read(self, namespace: str) -> NamespaceState: ...
 
     async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]: ...
 
@@ -53,7 +53,7 @@ class Mode(Protocol):
     def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]: ...
 
 
-class StoreMode:
+class StoreConfigBackend:
     """Beside the store; the author is this program."""
 
     def __init__(self, config: StoreConfig, author: str) -> None:
@@ -65,7 +65,7 @@ class StoreMode:
             return await self._config.version(namespace, key, version)
         return await self._config.get(namespace, key)
 
-    async def read(self, namespace: str) -> State:
+    async def read(self, namespace: str) -> NamespaceState:
         return await self._config.read(namespace)
 
     async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]:
@@ -97,7 +97,7 @@ class StoreMode:
                         pass
 
 
-class HttpMode:
+class HttpConfigBackend:
     """Through a gateway; the author is the token's name."""
 
     def __init__(self, http: Http) -> None:
@@ -106,9 +106,9 @@ class HttpMode:
     async def get(self, namespace: str, key: str, version: int | None) -> Value:
         return await self._http.request("GET", _path(namespace, key), query={"version": version}, answer=Value)
 
-    async def read(self, namespace: str) -> State:
+    async def read(self, namespace: str) -> NamespaceState:
         found = await self._http.request("GET", _path(namespace), answer=Values)
-        return State(found.values, found.revision, found.epoch)
+        return NamespaceState(found.values, found.revision, found.epoch)
 
     async def publish(self, namespace: str, drafts: Sequence[Draft], reason: str) -> dict[str, Published]:
         values = [
@@ -122,7 +122,7 @@ class HttpMode:
             for draft in drafts
         ]
         body = {"values": values, "reason": reason}
-        answer = await self._http.request("POST", _path(namespace), body=body, answer=BatchAnswer)
+        answer = await self._http.request("POST", _path(namespace), body=body, answer=ConfigBatchAnswer)
         return {key: Published(version, answer.revision) for key, version in answer.versions.items()}
 
     async def history(self, namespace: str, key: str, before: int, limit: int) -> list[Value]:

@@ -29,7 +29,7 @@ class FenceMissing(HeadgateError):
     code, status = "fence_missing", 428
 
 
-class Marks(Protocol):
+class FenceMarks(Protocol):
     """Where the highest fence seen is kept: `hg.locks.fences`, for a service of several processes."""
 
     async def admit(self, namespace: str, resource: str, fence: int) -> None:
@@ -39,7 +39,7 @@ class Marks(Protocol):
 class FenceGuard:
     """ASGI middleware: `app = FenceGuard(app, lock="nightly")`; without marks, this process alone remembers."""
 
-    def __init__(self, app: Asgi, lock: str, marks: Marks | None = None, *, namespace: str = "default") -> None:
+    def __init__(self, app: Asgi, lock: str, marks: FenceMarks | None = None, *, namespace: str = "default") -> None:
         self._app = app
         self._lock = thing_name(lock, "lock")
         self._marks = marks

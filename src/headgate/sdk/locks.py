@@ -36,7 +36,7 @@ FRESH_SHARE: Final = 0.25
 SHORTEST_TTL: Final = 1.0
 
 
-class HttpLocks(LockSource):
+class HttpLocksBackend(LockSource):
     """Locks by way of a gateway."""
 
     def __init__(self, http: Http, namespace: str = "default") -> None:
@@ -193,9 +193,9 @@ class HttpLocks(LockSource):
         return {"namespace": namespace or self.namespace}
 
 
-def locks_of(backend: Http | Store, namespace: str) -> Locks | HttpLocks:
+def locks_of(backend: Http | Store, namespace: str) -> Locks | HttpLocksBackend:
     """Give the locks of a client, by its mode."""
-    return HttpLocks(backend, namespace) if isinstance(backend, Http) else Locks(backend, namespace=namespace)
+    return HttpLocksBackend(backend, namespace) if isinstance(backend, Http) else Locks(backend, namespace=namespace)
 
 
 def _path(name: str) -> str:

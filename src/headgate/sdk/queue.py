@@ -13,7 +13,7 @@ from time import monotonic
 
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, RateLimited, StoreUnavailable
 from headgate.sdk.http import Http
-from headgate.sdk.queue_modes import HttpLine, Line, StoreLine
+from headgate.sdk.queue_modes import HttpQueueBackend, QueueBackend, StoreQueueBackend
 from headgate.sdk.seats import Offer
 from headgate.store import Store
 from headgate.waiting_room import Board, Entry, Redeemed, RenewedSession, Servers, State, Status
@@ -30,7 +30,7 @@ _IN_LINE = frozenset({State.WAITING, State.AWAY})
 class Queue:
     """The waiting room as a client sees it; `queue` defaults to `main` everywhere."""
 
-    def __init__(self, line: Line, namespace: str) -> None:
+    def __init__(self, line: QueueBackend, namespace: str) -> None:
         self._line = line
         self._namespace = namespace
         self._keys: PublicKeys | None = None
@@ -183,7 +183,7 @@ class Queue:
 
 def queue_of(backend: Http | Store, namespace: str) -> Queue:
     """Make the part for a client's mode."""
-    line = HttpLine(backend, namespace) if isinstance(backend, Http) else StoreLine(backend, namespace)
+    line = HttpQueueBackend(backend, namespace) if isinstance(backend, Http) else StoreQueueBackend(backend, namespace)
     return Queue(line, namespace)
 
 

@@ -20,7 +20,7 @@ from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import STORE_TIME, PublicKeys
 
 
-class Line(Protocol):
+class QueueBackend(Protocol):
     """What both modes can do."""
 
     async def entry(
@@ -68,7 +68,7 @@ class Line(Protocol):
     def now(self) -> float | None: ...
 
 
-class StoreLine:
+class StoreQueueBackend:
     """The waiting room beside the store: whoever holds the store's address is trusted."""
 
     def __init__(self, store: Store, namespace: str) -> None:
@@ -153,7 +153,7 @@ class StoreLine:
         return self._store.now()
 
 
-class HttpLine:
+class HttpQueueBackend:
     """The waiting room through a gateway."""
 
     def __init__(self, http: Http, namespace: str) -> None:

@@ -18,7 +18,7 @@ MOST_MINUTES = 10_080
 MOST_ADMITTED = 1_000_000
 
 
-class Operators(Protocol):
+class QueuesBackend(Protocol):
     """What both modes can do."""
 
     async def list(self) -> list[QueueView]:
@@ -43,7 +43,7 @@ class Operators(Protocol):
         """Show what happened by the minute."""
 
 
-class StoreQueues:
+class StoreQueuesBackend:
     """Queues beside the store."""
 
     def __init__(self, store: Store, namespace: str) -> None:
@@ -81,7 +81,7 @@ class StoreQueues:
         return await self._room.queues.history(self._room.queues.thing(self._namespace, queue), minutes)
 
 
-class HttpQueues:
+class HttpQueuesBackend:
     """Queues through a gateway."""
 
     def __init__(self, http: Http, namespace: str) -> None:
@@ -120,9 +120,11 @@ class HttpQueues:
         )
 
 
-def queues_of(backend: Http | Store, namespace: str) -> Operators:
+def queues_of(backend: Http | Store, namespace: str) -> QueuesBackend:
     """Make the part for a client's mode."""
-    return HttpQueues(backend, namespace) if isinstance(backend, Http) else StoreQueues(backend, namespace)
+    return (
+        HttpQueuesBackend(backend, namespace) if isinstance(backend, Http) else StoreQueuesBackend(backend, namespace)
+    )
 
 
 def _path(queue: str) -> str:

@@ -18,11 +18,11 @@ from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
 from headgate.registry.health import prober_for
 from headgate.registry.model import (
-    Beat,
     Change,
     Check,
     Evicted,
     Instance,
+    InstanceBeat,
     Json,
     Listing,
     Override,
@@ -36,10 +36,20 @@ from headgate.registry.model import (
 )
 from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.settings import RegistrySettings
-from headgate.sdk.beats import Beats
+from headgate.sdk.beats import Heartbeats
 from headgate.sdk.http import Http
 from headgate.sdk.listeners import Listener
-from headgate.sdk.registry_modes import Gone, Happening, HttpMode, Listed, Marked, Mode, Place, Put, StoreMode
+from headgate.sdk.registry_modes import (
+    Gone,
+    Happening,
+    HttpRegistryBackend,
+    Listed,
+    Marked,
+    Place,
+    Put,
+    RegistryBackend,
+    StoreRegistryBackend,
+)
 from headgate.sdk.snapshot import Snapshots, directory_for
 from headgate.sdk.system import load_figures, system_info
 from headgate.sdk.views import InstanceList, Saved, View
@@ -95,7 +105,7 @@ class Registry:
 
     def __init__(
         self,
-        mode: Mode,
+        mode: RegistryBackend,
         *,
         snapshots: Snapshots[Saved] | None = None,
         ttl_seconds: float = 30.0,
@@ -106,7 +116,7 @@ class Registry:
         self._ttl_seconds = ttl_seconds
         self._views: dict[tuple[str, str | None], View] = {}
         self._following: dict[tuple[str, str | None], asyncio.Task[None]] = {}
-        self._beats = Beats(mode, heartbeat_interval_ms / 1000)
+        self._beats = Heartbeats(mode, heartbeat_interval_ms / 1000)
         self._running = True
 
     @property
@@ -141,7 +151,7 @@ class Registry:
         figures = metrics if metrics is not None else performance
         own = self._beats.find(instance_id)
         if own is None:
-            await self._mode.heartbeat(None, Beat(instance_id, figures, metadata, healthy))
+            await self._mode.heartbeat(None, InstanceBeat(instance_id, figures, metadata, healthy))
             return
         own.update(figures, metadata, healthy)
         await self._beats.beat(own, come_back=False)
@@ -158,7 +168,7 @@ class Registry:
 
     async def batch_heartbeat(self, instance_ids: Sequence[str]) -> BatchAnswer:
         """Renew several leases in one call; tell which ids are unknown."""
-        beats: list[tuple[Place, Beat]] = []
+        beats: list[tuple[Place, InstanceBeat]] = []
         missing: list[str] = []
         for instance_id in instance_ids:
             own = self._beats.find(instance_id)
@@ -394,13 +404,13 @@ def registry_of(
     heartbeat_interval_ms: int = 10_000,
 ) -> Registry:
     """Make the registry part of a client."""
-    mode: Mode
+    mode: RegistryBackend
     if isinstance(backend, Http):
-        mode = HttpMode(backend, namespace)
+        mode = HttpRegistryBackend(backend, namespace)
         place = url
     else:
         settings = RegistrySettings(ttl_seconds=ttl_seconds)
-        mode = StoreMode(StoreRegistry(backend, settings), prober_for(backend, settings), namespace)
+        mode = StoreRegistryBackend(StoreRegistry(backend, settings), prober_for(backend, settings), namespace)
         place = f"{','.join(map(str, backend.address.nodes))} {backend.prefix}"
     snapshots = Snapshots(directory_for(snapshot_dir, place, namespace), Saved)
     return Registry(mode, snapshots=snapshots, ttl_seconds=ttl_seconds, heartbeat_interval_ms=heartbeat_interval_ms)

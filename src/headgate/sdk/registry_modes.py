@@ -23,9 +23,9 @@ from headgate.registry.api import (
 from headgate.registry.filters import parse_filters
 from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Beat,
     Evicted,
     Instance,
+    InstanceBeat,
     Listing,
     OverrideChange,
     Record,
@@ -37,9 +37,9 @@ from headgate.registry.model import (
 )
 from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.views import read_put, read_removal
-from headgate.registry.watch import Cursor, Found, follow_type, read_cursor
+from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor
 from headgate.sdk.http import Event, Http
-from headgate.store.watch.feed import Bookmark, Change, Compacted, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Reset, Snapshot
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -84,14 +84,14 @@ Happening = Listed | Put | Gone | Marked
 Place = tuple[str, str]
 
 
-class Mode(Protocol):
+class RegistryBackend(Protocol):
     """What both modes can do."""
 
     async def register(self, record: Record, nonce: str, registration: int | None) -> Registered: ...
 
-    async def heartbeat(self, place: Place | None, beat: Beat) -> int: ...
+    async def heartbeat(self, place: Place | None, beat: InstanceBeat) -> int: ...
 
-    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer: ...
+    async def heartbeats(self, beats: Sequence[tuple[Place, InstanceBeat]]) -> BatchAnswer: ...
 
     async def discover(
         self, type: str, group: str | None, healthy: bool | None, filters: Sequence[str], check: bool
@@ -112,7 +112,7 @@ class Mode(Protocol):
     def watch(self, type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]: ...
 
 
-class StoreMode:
+class StoreRegistryBackend:
     """Beside the store."""
 
     def __init__(self, registry: StoreRegistry, prober: Prober, namespace: str) -> None:
@@ -123,11 +123,11 @@ class StoreMode:
     async def register(self, record: Record, nonce: str, registration: int | None) -> Registered:
         return await self._registry.register(self._namespace, record, nonce=nonce, registration=registration)
 
-    async def heartbeat(self, place: Place | None, beat: Beat) -> int:
+    async def heartbeat(self, place: Place | None, beat: InstanceBeat) -> int:
         type_, group = place or await self._registry.locate(self._namespace, beat.instance_id)
         return await self._registry.heartbeat(self._namespace, type_, group, beat)
 
-    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer:
+    async def heartbeats(self, beats: Sequence[tuple[Place, InstanceBeat]]) -> BatchAnswer:
         # Side by side, so that they share calls to the store.
         results = await asyncio.gather(
             *(self._registry.heartbeat(self._namespace, *place, beat) for place, beat in beats), return_exceptions=True
@@ -196,9 +196,9 @@ class StoreMode:
                         lost.discard(found.group)
                         if groups is not None:
                             groups.add(found.group)
-                    case Change(kind="put"):
+                    case FeedChange(kind="put"):
                         yield Put(read_put(found.notice), found.notice.revision)
-                    case Change():
+                    case FeedChange():
                         yield Gone(
                             found.group, found.notice.member, read_removal(found.notice)[0], found.notice.revision
                         )
@@ -216,12 +216,12 @@ class StoreMode:
                     told = None if whole is None else frozenset(whole)
                     yield Marked(str(found.cursor), told, mark.epoch if mark else None, current=mark is not None)
 
-    async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[Found, None]:
+    async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[InstancesFound, None]:
         thing = self._registry.service(self._namespace, type_, group)
         async with aclosing(self._registry.feed.watch(thing, after.journal if after else None)) as notices:
             async for notice in notices:
                 gone = isinstance(notice, Compacted | Reset)
-                yield Found(group, notice, None if gone else Cursor(notice.revision))
+                yield InstancesFound(group, notice, None if gone else Cursor(notice.revision))
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ class _GoneData(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-class HttpMode:
+class HttpRegistryBackend:
     """Through a gateway."""
 
     def __init__(self, http: Http, namespace: str) -> None:
@@ -255,14 +255,14 @@ class HttpMode:
             "POST", "/sd/v1/instances", query=query, body=record.checked(), answer=Registered
         )
 
-    async def heartbeat(self, place: Place | None, beat: Beat) -> int:
+    async def heartbeat(self, place: Place | None, beat: InstanceBeat) -> int:
         type_, group = place or (None, None)
         body = Heartbeat(type_, group, beat.metrics, None, beat.metadata, beat.healthy, beat.registration)
         path = f"/sd/v1/instances/{member_id(beat.instance_id, 'instanceId')}/heartbeat"
         answer = await self._http.request("POST", path, query=self._query(), body=body, answer=Renewed)
         return answer.registration
 
-    async def heartbeats(self, beats: Sequence[tuple[Place, Beat]]) -> BatchAnswer:
+    async def heartbeats(self, beats: Sequence[tuple[Place, InstanceBeat]]) -> BatchAnswer:
         items = [
             BatchHeartbeat(
                 type_, group, beat.metrics, None, beat.metadata, beat.healthy, beat.registration,

@@ -19,9 +19,9 @@ import msgspec
 from headgate.http.client_response import Headers
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, TooLarge
 from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
-from headgate.relay.forward import Request
+from headgate.relay.forward import RelayRequest
 from headgate.relay.headers import pause_of, refuse_dots, target_of, written_headers
-from headgate.relay.incoming import Kept
+from headgate.relay.incoming import KeptBody
 from headgate.relay.model import (
     JobState,
     JobView,
@@ -186,7 +186,7 @@ class Relay(ABC):
     ) -> None: ...
 
 
-class StoreRelay(Relay):
+class StoreRelayBackend(Relay):
     """Beside the store."""
 
     def __init__(self, feature: Feature) -> None:
@@ -205,7 +205,7 @@ class StoreRelay(Relay):
         target = target_of(view.policy, _bytes(_path(path)), _bytes(query))
         user = user_id(user, "user")
         named = _named(method, headers, view.policy, user)
-        request = Request(method, target, named, Kept(content), user, permits)
+        request = RelayRequest(method, target, named, KeptBody(content), user, permits)
         limit = started + (view.policy.deadline_seconds if deadline is None else deadline)
         async with self._feature.forwarder.forward(view, request, deadline=limit) as answer:
             body = b"".join([chunk async for chunk in answer.chunks])
@@ -280,7 +280,7 @@ class StoreRelay(Relay):
                 raise Closed
 
 
-class HttpRelay(Relay):
+class HttpRelayBackend(Relay):
     """Through a gateway or a relay."""
 
     def __init__(self, http: Http) -> None:
@@ -412,9 +412,9 @@ class PermitTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def relay_of(backend: Http | Store) -> StoreRelay | HttpRelay:
+def relay_of(backend: Http | Store) -> StoreRelayBackend | HttpRelayBackend:
     """Give the relay part for what a client talks to."""
-    return StoreRelay(Feature(backend)) if isinstance(backend, Store) else HttpRelay(backend)
+    return StoreRelayBackend(Feature(backend)) if isinstance(backend, Store) else HttpRelayBackend(backend)
 
 
 def _age(held: HeldPermit, loop: asyncio.AbstractEventLoop) -> float:

@@ -24,7 +24,7 @@ from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
 if TYPE_CHECKING:
-    from headgate.sdk.queue_modes import Line
+    from headgate.sdk.queue_modes import QueueBackend
 
 REPORT_EVERY = 10
 RETRY_SECONDS = 0.5
@@ -49,7 +49,7 @@ class Offer:
 
     def __init__(
         self,
-        line: Line,
+        line: QueueBackend,
         *,
         queue: str,
         capacity: int,

@@ -1,8 +1,8 @@
 """The only code that speaks Valkey: connections, keys, scripts, group commit, hints and indexes."""
 
-from headgate.store.batch import Batch, Seat
+from headgate.store.batch import Batch, BatchedCall
 from headgate.store.client.link import Arg, Reply, ServerError
-from headgate.store.client.pending import Awaited
+from headgate.store.client.pending import PendingReply
 from headgate.store.facts import clock_words
 from headgate.store.index import CHANGES_KEPT_SECONDS, Changes, Claim, Index
 from headgate.store.keys import Thing
@@ -13,14 +13,14 @@ from headgate.store.store import Store, open_store
 __all__ = [
     "CHANGES_KEPT_SECONDS",
     "Arg",
-    "Awaited",
     "Batch",
+    "BatchedCall",
     "Changes",
     "Claim",
     "Index",
+    "PendingReply",
     "Reply",
     "Script",
-    "Seat",
     "ServerError",
     "Store",
     "StoreSettings",

@@ -15,11 +15,11 @@ from typing import Any, Final, TypeGuard
 from headgate.kit.problems import Closed, HeadgateError, OutcomeUnknown, StoreUnavailable
 from headgate.store import metrics
 from headgate.store.client.link import Arg, Reply, ServerError
-from headgate.store.client.pending import Awaited
+from headgate.store.client.pending import PendingReply
 from headgate.store.errors import ScriptFailed, as_problem
 from headgate.store.keys import Thing
 from headgate.store.scripts.script import Script
-from headgate.store.store import Begun, Store
+from headgate.store.store import PendingCall, Store
 
 FLIGHTS: Final = 2
 TICK_SECONDS: Final = 0.02
@@ -27,7 +27,7 @@ Shared = Callable[[Thing], tuple[Arg, ...]]
 Preface = Callable[[Thing, Reply], object]
 
 
-class Seat(Awaited):
+class BatchedCall(PendingReply):
     """A caller's seat in a call: what they ask, until when they wait, and their answer.
 
     `preface` is what the script said to all in the call alike, if it says such a thing.
@@ -66,15 +66,15 @@ class Batch:
         self._preface = preface
         self._most = most
         self._patience = store.deadline_seconds
-        self._lanes: dict[str, _Lane] = {}  # by the thing's base: a text is looked up faster
+        self._lanes: dict[str, _ThingCalls] = {}  # by the thing's base: a text is looked up faster
         self._loop = asyncio.get_running_loop()
 
-    def call(self, thing: Thing, *item: Arg, deadline: float | None = None) -> Seat:
+    def call(self, thing: Thing, *item: Arg, deadline: float | None = None) -> BatchedCall:
         """Run one item, together with whatever else is waiting for this thing."""
         lane = self._lanes.get(thing.base)
         if lane is None:
-            lane = self._lanes[thing.base] = _Lane()
-        seat = Seat(loop=self._loop)
+            lane = self._lanes[thing.base] = _ThingCalls()
+        seat = BatchedCall(loop=self._loop)
         seat.item = item
         seat.limit = limit = self._loop.time() + self._patience if deadline is None else deadline
         seat.directly = None
@@ -87,7 +87,7 @@ class Batch:
             self._loop.call_soon(self._depart, thing, lane)
         return seat
 
-    def _depart(self, thing: Thing, lane: _Lane) -> None:
+    def _depart(self, thing: Thing, lane: _ThingCalls) -> None:
         lane.scheduled = False
         crew = lane.take(self._most)
         if crew:
@@ -98,7 +98,7 @@ class Batch:
             if lane.timer is not None:
                 lane.timer.cancel()
 
-    def _take_off(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:
+    def _take_off(self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall]) -> None:
         """Send a call: at once if the way to the store is open, else, and whenever it is not as usual, in a task."""
         metrics.batch_size(self._script.name).observe(len(crew))
         try:
@@ -110,7 +110,9 @@ class Batch:
         else:
             begun.reply.directly = partial(self._landed, thing, lane, crew, begun)
 
-    def _landed(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun, reply: Awaited) -> None:
+    def _landed(
+        self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall], begun: PendingCall, reply: PendingReply
+    ) -> None:
         replies = None if reply.cancelled() or reply.exception() is not None else reply.result()
         if not self._fits(replies, crew):
             self._start(thing, lane, crew, begun)
@@ -123,32 +125,36 @@ class Batch:
                 _fail(seat, error)
         self._make_room(thing, lane, crew)
 
-    def _start(self, thing: Thing, lane: _Lane, crew: list[Seat], begun: Begun | None = None) -> None:
+    def _start(
+        self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall], begun: PendingCall | None = None
+    ) -> None:
         task = self._store.errands.start(self._fly(thing, crew, begun))
         sent = begun is not None
         task.add_done_callback(partial(self._flown, thing, lane, crew, sent))
 
-    async def _fly(self, thing: Thing, crew: list[Seat], begun: Begun | None = None) -> None:
+    async def _fly(self, thing: Thing, crew: list[BatchedCall], begun: PendingCall | None = None) -> None:
         try:
             await self._deliver(thing, crew, begun)
         except Exception as error:  # noqa: BLE001 -- a defect of ours: its callers must hear of it, and none may hang
             for seat in crew:
                 _fail(seat, error)
 
-    def _flown(self, thing: Thing, lane: _Lane, crew: list[Seat], sent: bool, task: asyncio.Task[None]) -> None:
+    def _flown(
+        self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall], sent: bool, task: asyncio.Task[None]
+    ) -> None:
         if task.cancelled() or task.exception() is not None:  # the store was closed
             unknown = sent and not self._script.header.repeatable
             for seat in crew:
                 seat.fail(OutcomeUnknown() if unknown else Closed())
         self._make_room(thing, lane, crew)
 
-    def _make_room(self, thing: Thing, lane: _Lane, crew: list[Seat]) -> None:
+    def _make_room(self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall]) -> None:
         """A call is over: whoever gathered meanwhile may go."""
         lane.flying.remove(crew)
         if not lane.scheduled:
             self._depart(thing, lane)
 
-    def _watch(self, lane: _Lane, limit: float) -> None:
+    def _watch(self, lane: _ThingCalls, limit: float) -> None:
         """Look again at a lane when its first deadline has passed; one timer serves all its callers."""
         if lane.timer is not None:
             lane.timer.cancel()
@@ -156,7 +162,7 @@ class Batch:
         lane.timer = self._loop.call_at(limit, self._loop.call_soon, self._expire, lane)
         lane.timer_at = limit
 
-    def _expire(self, lane: _Lane) -> None:
+    def _expire(self, lane: _ThingCalls) -> None:
         """Tell those whose time is up, whether they still wait or are on their way; the others stay."""
         now = self._loop.time()
         lane.timer = None
@@ -176,7 +182,7 @@ class Batch:
         if limits:
             self._watch(lane, max(min(limits), now + TICK_SECONDS))
 
-    async def _deliver(self, thing: Thing, crew: list[Seat], begun: Begun | None = None) -> None:
+    async def _deliver(self, thing: Thing, crew: list[BatchedCall], begun: PendingCall | None = None) -> None:
         arguments = self._arguments(thing, crew)
         try:
             replies = await self._store.run(self._script, thing, *arguments, deadline=_limit(crew), begun=begun)
@@ -197,14 +203,14 @@ class Batch:
         else:
             self._hand_out(thing, crew, replies)
 
-    def _arguments(self, thing: Thing, crew: list[Seat]) -> tuple[Arg, ...]:
+    def _arguments(self, thing: Thing, crew: list[BatchedCall]) -> tuple[Arg, ...]:
         return (*self._shared(thing), *[part for seat in crew for part in seat.item])
 
-    def _fits(self, replies: Reply, crew: list[Seat]) -> TypeGuard[list[Reply]]:
+    def _fits(self, replies: Reply, crew: list[BatchedCall]) -> TypeGuard[list[Reply]]:
         """Tell whether there is a reply for each, and the preface if there should be one."""
         return isinstance(replies, list) and len(replies) == len(crew) + (self._preface is not None)
 
-    def _hand_out(self, thing: Thing, crew: list[Seat], replies: list[Reply]) -> None:
+    def _hand_out(self, thing: Thing, crew: list[BatchedCall], replies: list[Reply]) -> None:
         said = self._preface(thing, replies.pop(0)) if self._preface is not None else None
         for seat, reply in zip(crew, replies, strict=True):
             seat.preface = said
@@ -214,22 +220,22 @@ class Batch:
                 seat.answer(reply)
 
 
-class _Lane:
+class _ThingCalls:
     """The callers of one thing: who waits, who is on the way, and when the first deadline passes."""
 
     __slots__ = ("flying", "scheduled", "timer", "timer_at", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Seat] = deque()
-        self.flying: list[list[Seat]] = []
+        self.waiting: deque[BatchedCall] = deque()
+        self.flying: list[list[BatchedCall]] = []
         self.scheduled = False
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0  # not every loop's timers know it
 
-    def take(self, most: int) -> list[Seat]:
+    def take(self, most: int) -> list[BatchedCall]:
         """Take out who goes next; those who gave up meanwhile do not."""
         waiting = self.waiting
-        crew: list[Seat] = []
+        crew: list[BatchedCall] = []
         if len(waiting) <= most:
             crew = [seat for seat in waiting if not seat.done()]
             waiting.clear()
@@ -240,11 +246,11 @@ class _Lane:
         return crew
 
 
-def _limit(crew: list[Seat]) -> float:
+def _limit(crew: list[BatchedCall]) -> float:
     return max([seat.limit for seat in crew])
 
 
-def _fail(seat: Seat, error: Exception) -> None:
+def _fail(seat: BatchedCall, error: Exception) -> None:
     """Give a caller an exception of its own; one object raised in many tasks would mix up their tracebacks."""
     own = error
     if isinstance(error, HeadgateError):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from headgate.kit.problems import StoreRefused
-from headgate.store.client.address import Kind
+from headgate.store.client.address import StoreKind
 from headgate.store.client.link import Link, Reply, ServerError, read_info
 
 MOST_OFFSET_SECONDS: Final = 5.0
@@ -71,7 +71,7 @@ async def read_facts(link: Link, limit: float) -> NodeFacts:
     )
 
 
-def refuse_lossy(nodes: list[NodeFacts], kind: Kind, *, volatile: bool) -> None:
+def refuse_lossy(nodes: list[NodeFacts], kind: StoreKind, *, volatile: bool) -> None:
     """Refuse a store that evicts our keys, is too old, or forgets everything when it restarts."""
     for node in nodes:
         oldest = OLDEST[node.server]
@@ -85,7 +85,7 @@ def refuse_lossy(nodes: list[NodeFacts], kind: Kind, *, volatile: bool) -> None:
                 f"{node.endpoint} may evict any key (maxmemory-policy {node.memory_policy}), so it would lose people in "
                 "line; set maxmemory-policy noeviction there."
             )
-        if kind is Kind.STANDALONE and not node.durable and not node.replicas and not volatile:
+        if kind is StoreKind.STANDALONE and not node.durable and not node.replicas and not volatile:
             raise StoreRefused(
                 f"{node.endpoint} keeps nothing on disk, so a restart would lose everything; set appendonly yes there, "
                 "or accept it with HEADGATE_STORE_VOLATILE=true."

@@ -17,12 +17,12 @@ from headgate.kit import traces
 from headgate.kit.fork import forks
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Forked, HeadgateError, OutcomeUnknown, StoreUnavailable
-from headgate.kit.tasks import Errands
+from headgate.kit.tasks import Tasks
 from headgate.store import metrics
 from headgate.store.client.address import Address, Endpoint, parse_address
 from headgate.store.client.hints import Hints
 from headgate.store.client.link import Arg, Link, LinkLost, LinkTimeout, NodeClock, Reply, ServerError
-from headgate.store.client.pending import Awaited
+from headgate.store.client.pending import PendingReply
 from headgate.store.client.route import ROUTES, Route
 from headgate.store.errors import ELSEWHERE, LATER, NOT_RUN, as_problem
 from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
@@ -44,18 +44,18 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Begun(NamedTuple):
+class PendingCall(NamedTuple):
     """A call that was sent: by which link, its reply, and when."""
 
     link: Link
-    reply: Awaited
+    reply: PendingReply
     started: float
 
 
 class Store:
     """A connected store; made by `open_store`."""
 
-    def __init__(self, address: Address, settings: StoreSettings, errands: Errands) -> None:
+    def __init__(self, address: Address, settings: StoreSettings, errands: Tasks) -> None:
         self.address = address
         self.prefix = settings.prefix
         self.errands = errands
@@ -104,7 +104,7 @@ class Store:
         *args: Arg,
         deadline: float | None = None,
         aside: bool = False,
-        begun: Begun | None = None,
+        begun: PendingCall | None = None,
         **names: str,
     ) -> Reply:
         """Run a script on a thing and give its reply; its refusals are raised as our exceptions.
@@ -117,14 +117,14 @@ class Store:
         sender = self._sender(script, thing, args, names, limit)
         return await self._measured(route, script, thing, sender, limit, begun)
 
-    def begin(self, script: Script, thing: Thing, args: tuple[Arg, ...], limit: float) -> Begun | None:
+    def begin(self, script: Script, thing: Thing, args: tuple[Arg, ...], limit: float) -> PendingCall | None:
         """Send a script at once, if the way is open; None if it is not. `run` goes on with what was begun and went wrong."""
         link = None if traces.on() else self.route.ready(thing.slot)
         if link is None:
             return None
         started = self._loop.time()
-        reply = cast("Awaited", self._sender(script, thing, args, {}, limit)(link, load=False, asking=False))
-        return Begun(link, reply, started)
+        reply = cast("PendingReply", self._sender(script, thing, args, {}, limit)(link, load=False, asking=False))
+        return PendingCall(link, reply, started)
 
     async def run_replicated(
         self,
@@ -195,7 +195,7 @@ class Store:
         thing: Thing,
         send: _Send[T],
         limit: float,
-        begun: Begun | None = None,
+        begun: PendingCall | None = None,
     ) -> T:
         """Attempt a script's call, and note how long it took and how it ended."""
         started = self._loop.time() if begun is None else begun.started
@@ -302,7 +302,7 @@ class Store:
         return await self._attempt(self.route, thing.slot, send, limit, again=again)
 
     async def _attempt(
-        self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool, begun: Begun | None = None
+        self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool, begun: PendingCall | None = None
     ) -> T:
         """Send until there is an answer, the deadline has passed, or the outcome cannot be known."""
         pause = FIRST_PAUSE
@@ -383,7 +383,7 @@ async def open_store(
     One that may be away is opened all the same, and judged when it is there.
     """
     address = parse_address(settings.url)
-    errands = Errands()
+    errands = Tasks()
     store = Store(address, settings, errands)
     try:
         try:

@@ -48,7 +48,7 @@ class HistoryQuery(Wire):
 
 def operations(room: WaitingRoom) -> list[Operation]:
     """List the routes."""
-    api = _Api(room)
+    api = QueueAdminRoutes(room)
 
     def route(method: str, path: str, handler: Any, summary: str, access: Access, **more: Any) -> Operation:
         return Operation(method, path, handler, summary, access=access, tag=TAG, namespaced=True, **more)
@@ -89,7 +89,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
     ]  # fmt: skip
 
 
-class _Api:
+class QueueAdminRoutes:
     def __init__(self, room: WaitingRoom) -> None:
         self._queues: Queues = room.queues
         self._promotion = room.promotion

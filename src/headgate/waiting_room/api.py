@@ -83,7 +83,7 @@ class HeartbeatRequest(Wire):
     as_of: Annotated[int, Meta(ge=0, le=9_007_199_254_740_992)] = 0
 
 
-class RemoveQuery(Wire):
+class RemoveServerQuery(Wire):
     """Which queue a server leaves; with drain it only takes nobody new."""
 
     queue: ThingName = DEFAULT_QUEUE
@@ -114,7 +114,7 @@ class RenewRequest(Wire):
 
 def operations(room: WaitingRoom) -> list[Operation]:
     """List the routes."""
-    api = _Api(room)
+    api = QueueRoutes(room)
 
     def route(method: str, path: str, handler: Any, summary: str, access: Access, **more: Any) -> Operation:
         return Operation(method, path, handler, summary, access=access, tag=TAG, namespaced=True, **more)
@@ -156,7 +156,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
         ),
         route(
             "DELETE", "/api/queue/servers/{instanceId}", api.remove_server, "Stop offering seats", service,
-            query=RemoveQuery, errors=(QueueUnknown,),
+            query=RemoveServerQuery, errors=(QueueUnknown,),
             description="With drain=true tickets are honoured and sessions stay; without, its sessions end at once, except "
             "those redeemed since its last report: their owners are called again.",
         ),
@@ -185,7 +185,7 @@ def operations(room: WaitingRoom) -> list[Operation]:
     ]  # fmt: skip
 
 
-class _Api:
+class QueueRoutes:
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
 
@@ -249,7 +249,7 @@ class _Api:
         )
 
     async def remove_server(self, call: Call) -> None:
-        query: RemoveQuery = call.query
+        query: RemoveServerQuery = call.query
         await self._room.remove_server(call.namespace, query.queue, call.path["instanceId"], drain=query.drain)
 
     async def servers(self, call: Call) -> Servers:

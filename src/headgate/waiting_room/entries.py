@@ -13,14 +13,14 @@ import msgspec
 from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id, new_uuid
 from headgate.kit.problems import Closed, InvalidRequest, StoreFull, StoreUnavailable
-from headgate.store import Arg, Batch, Seat, Store, Thing, script
-from headgate.waiting_room.memory import Common, Memory
+from headgate.store import Arg, Batch, BatchedCall, Store, Thing, script
+from headgate.waiting_room.memory import QueueFacts, QueueMemory
 from headgate.waiting_room.metrics import STREAMS, label
 from headgate.waiting_room.model import Entry, Status
 from headgate.waiting_room.problems import NotInLine, QueueLost, QueueReset, QueueUnknown
 from headgate.waiting_room.queues import Queues
-from headgate.waiting_room.signing import PLACE_SECONDS, Place, ProofKeys, SigningKeys
-from headgate.waiting_room.statuses import FINAL, Hearer, Wake, place_of, tell
+from headgate.waiting_room.signing import PLACE_SECONDS, PlaceToken, ProofKeys, SigningKeys
+from headgate.waiting_room.statuses import FINAL, StatusReader, Wake, place_of, tell
 
 ENTRY = script("headgate.waiting_room", "entry")
 STATUS = script("headgate.waiting_room", "status")
@@ -37,7 +37,7 @@ MOST_KEY: Final = 256
 Keys = Callable[[], Awaitable[SigningKeys]]
 
 
-class Asker(msgspec.Struct, frozen=True):
+class EntryClaim(msgspec.Struct, frozen=True):
     """Who asks, and what they can prove: an account is asked for only with a proof, an anonymous id is its own proof."""
 
     user_id: str
@@ -56,16 +56,18 @@ class Asker(msgspec.Struct, frozen=True):
         return flags if self.place is None else f"{flags} {self.place} {self.generation} {self.nickname}"
 
 
-class Line:
+class Entries:
     """The people of all queues."""
 
-    def __init__(self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, memory: Memory, wake: Wake) -> None:
+    def __init__(
+        self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, memory: QueueMemory, wake: Wake
+    ) -> None:
         self._store = store
         self._queues = queues
         self._keys = keys
         self._proofs = proofs
         self._memory = memory
-        hear = Hearer(queues, wake).hear
+        hear = StatusReader(queues, wake).hear
 
         def shared(thing: Thing) -> tuple[Arg, ...]:
             return memory.serving(thing), new_uuid()
@@ -102,10 +104,10 @@ class Line:
             seat, reply = await self._ask_again(thing, error, lambda: self._entries.call(thing, *item))
         except StoreFull as full:
             seat, reply = await self._without_growing(thing, user_id, claim, full)
-        common: Common = seat.preface
+        common: QueueFacts = seat.preface
         number, account = place_of(reply)
         now = self._store.now(thing)
-        place = Place(
+        place = PlaceToken(
             sub=user_id,
             aud=thing.name,
             gen=common.generation,
@@ -178,24 +180,28 @@ class Line:
         finally:
             self._unwatch(thing, user_id, changed)
 
-    async def _ask_again(self, thing: Thing, error: QueueUnknown, call: Callable[[], Seat]) -> tuple[Seat, bytes]:
+    async def _ask_again(
+        self, thing: Thing, error: QueueUnknown, call: Callable[[], BatchedCall]
+    ) -> tuple[BatchedCall, bytes]:
         """Ask again of a queue that the store has lost, once what we remember of it is written back."""
         if not isinstance(error, QueueLost):
             self._queues.forget(thing)
             raise error
 
-        async def asked() -> tuple[Seat, bytes]:
+        async def asked() -> tuple[BatchedCall, bytes]:
             seat = call()
             return seat, cast("bytes", await seat)
 
         return await self._queues.kept(thing, asked, in_line=True)
 
-    async def _without_growing(self, thing: Thing, user_id: str, claim: str, full: StoreFull) -> tuple[Seat, bytes]:
+    async def _without_growing(
+        self, thing: Thing, user_id: str, claim: str, full: StoreFull
+    ) -> tuple[BatchedCall, bytes]:
         """Answer an entry that a full store refused, if the user has a place, a ticket or a kept seat already."""
         flags, space, place = claim.partition(" ")
         item = (user_id, f"{flags}{ENTERS}{space}{place}")
 
-        async def asked() -> tuple[Seat, bytes]:
+        async def asked() -> tuple[BatchedCall, bytes]:
             seat = self._statuses.call(thing, *item)
             return seat, cast("bytes", await seat)
 
@@ -225,7 +231,7 @@ class Line:
         proof: str | None,
         place_token: str | None,
         trusted: bool,
-    ) -> Asker:
+    ) -> EntryClaim:
         if user_id is not None:
             member_id(user_id, "userId")
         place = (
@@ -240,10 +246,10 @@ class Line:
             # An old one still says who they are, for whoever waits longer than that; it brings no place back.
             kept = place.place if place.exp >= self._store.now(thing) else None
             called = self._memory.was_called(thing, place.sub)
-            return Asker(place.sub, nickname or place.name, place.account or known, True, kept, place.gen, called)
+            return EntryClaim(place.sub, nickname or place.name, place.account or known, True, kept, place.gen, called)
         if user_id is None:
             raise InvalidRequest("userId is missing.", field="userId")
-        return Asker(user_id, nickname, account=known, proven=known)
+        return EntryClaim(user_id, nickname, account=known, proven=known)
 
     def _watch(self, thing: Thing, user_id: str, changed: asyncio.Event) -> None:
         users = self._watchers.get(thing)

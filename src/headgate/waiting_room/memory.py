@@ -14,7 +14,7 @@ from headgate.waiting_room.model import Flow
 MOST_CALLED: Final = 5_000
 
 
-class Common(msgspec.Struct, frozen=True):
+class QueueFacts(msgspec.Struct, frozen=True):
     """What all of a queue are told alike: as it came, and taken apart."""
 
     packed: bytes
@@ -26,7 +26,7 @@ class Common(msgspec.Struct, frozen=True):
     paused: bool
 
 
-class Remembered(msgspec.Struct):
+class RememberedQueue(msgspec.Struct):
     """The last that was heard of a queue: its policy, how far it was called, and who was called and has not entered.
 
     `serving` was heard in `epoch`, and `served` in epochs before it. `doubtful` are those of the called of whom a hint may
@@ -41,7 +41,7 @@ class Remembered(msgspec.Struct):
     called: dict[str, None] = {}
     doubtful: dict[str, None] = {}
     stale: bool = True
-    common: Common | None = None
+    common: QueueFacts | None = None
 
     def note(self, generation: int, epoch: int, serving: int) -> None:
         """Take in what an answer said."""
@@ -83,14 +83,14 @@ class Remembered(msgspec.Struct):
         return f" {' '.join(self.doubtful | self.called)} "
 
 
-class Memory:
+class QueueMemory:
     """Remembered queues; bounded, since whoever asks chooses the names but only real queues get in."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most
-        self._queues: dict[Thing, Remembered] = {}
+        self._queues: dict[Thing, RememberedQueue] = {}
 
-    def of(self, thing: Thing) -> Remembered | None:
+    def of(self, thing: Thing) -> RememberedQueue | None:
         """Give what is remembered of a queue."""
         return self._queues.get(thing)
 
@@ -104,13 +104,13 @@ class Memory:
         known = self._queues.get(thing)
         return known is not None and (user_id in known.called or user_id in known.doubtful)
 
-    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> Remembered:
+    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
         """Take in what an answer said."""
         known = self._queues.get(thing)
         if known is None:
             if len(self._queues) >= self._most:
                 self._queues.pop(next(iter(self._queues)))
-            known = self._queues[thing] = Remembered()
+            known = self._queues[thing] = RememberedQueue()
         known.note(generation, epoch, serving)
         return known
 

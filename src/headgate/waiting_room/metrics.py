@@ -9,14 +9,14 @@ from typing import Final
 
 from headgate.kit import metrics
 from headgate.kit.logs import get_logger
-from headgate.kit.named_metrics import MOST_NAMES, OTHER, NamedReadings, Names
+from headgate.kit.named_metrics import MOST_NAMES, OTHER, LabelNames, NamedReadings
 from headgate.kit.problems import HeadgateError
 from headgate.store import Index, Thing
 from headgate.waiting_room.policy import Figures
 
 WAITS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 
-QUEUES: Final = Names("queue")
+QUEUES: Final = LabelNames("queue")
 WAIT_SECONDS = QUEUES.histogram(
     "headgate_queue_wait_seconds", "How long people waited from entry to promotion.", buckets=WAITS
 )

@@ -16,7 +16,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
 from headgate.kit.wire import Wire
 from headgate.store import Index, Reply, Store, Thing, script
-from headgate.waiting_room.memory import Common, Memory, Remembered
+from headgate.waiting_room.memory import QueueFacts, QueueMemory, RememberedQueue
 from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
 from headgate.waiting_room.problems import QueueLost, QueueUnknown
 from headgate.waiting_room.signing import PLACE_SECONDS
@@ -42,7 +42,7 @@ log = get_logger()
 T = TypeVar("T")
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredQueue(msgspec.Struct, frozen=True):
     """The memory from which a lost queue is written back: its policy, its operator's switches, and how far its clock is ahead.
 
     Its numbers may be ahead of that clock, for a minute after a possible loss.
@@ -103,7 +103,7 @@ class History(Wire):
 class Queues:
     """All queues of a store."""
 
-    def __init__(self, store: Store, memory: Memory) -> None:
+    def __init__(self, store: Store, memory: QueueMemory) -> None:
         self.index = Index(store, "queue")
         self._store = store
         self._memory = memory
@@ -255,7 +255,7 @@ class Queues:
         if (stack := self._listening.pop(thing, None)) is not None:
             stack.close()
 
-    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> Remembered:
+    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
         """Take in what an answer said of a queue, and learn its policy if we do not have it."""
         known = self._memory.note(thing, generation, epoch, serving)
         now = monotonic()
@@ -267,7 +267,7 @@ class Queues:
             self._store.errands.start(self._learn(thing))
         return known
 
-    def heard(self, thing: Thing, packed: bytes) -> Common | None:
+    def heard(self, thing: Thing, packed: bytes) -> QueueFacts | None:
         """Give what all are told alike, if that is what we heard last and there is nothing new to learn."""
         known = self._memory.of(thing)
         if known is None or known.stale or known.common is None or known.common.packed != packed:
@@ -290,7 +290,7 @@ class Queues:
 
     def _remember(self, thing: Thing, view: QueueView, offset_ms: int, ahead_ms: int) -> None:
         known = self._memory.note(thing, view.generation, int(view.epoch), view.serving)
-        kept = Kept(_policy_of(view), view.paused, view.draining, offset_ms, ahead_ms)
+        kept = StoredQueue(_policy_of(view), view.paused, view.draining, offset_ms, ahead_ms)
         known.policy, known.stale = msgspec.json.encode(kept), False
         if thing not in self._listening:
             stack = self._listening[thing] = ExitStack()
@@ -314,7 +314,7 @@ class Queues:
         known = self._memory.of(thing)
         if known is None or not known.policy:
             return False
-        kept = msgspec.json.decode(known.policy, type=Kept)
+        kept = msgspec.json.decode(known.policy, type=StoredQueue)
         served = max(known.serving, known.served)
         was = f"{kept.offset_ms} {kept.ahead_ms} {served} {'p' * kept.paused}{'d' * kept.draining}"
         await self.index.put(thing, 0)

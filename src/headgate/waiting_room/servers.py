@@ -9,7 +9,7 @@ from headgate.kit import traces
 from headgate.kit.ids import display_text, member_id
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Batch, Reply, Store, Thing, script
-from headgate.waiting_room.memory import Memory
+from headgate.waiting_room.memory import QueueMemory
 from headgate.waiting_room.metrics import HOLD_SECONDS, label
 from headgate.waiting_room.model import (
     LEASE_MS,
@@ -35,10 +35,10 @@ SERVERS = script("headgate.waiting_room", "servers")
 MOST_CHANGED: Final = 500
 
 
-class Seats:
+class QueueServers:
     """The seats of all queues."""
 
-    def __init__(self, store: Store, queues: Queues, memory: Memory, wake: Callable[[Thing], None]) -> None:
+    def __init__(self, store: Store, queues: Queues, memory: QueueMemory, wake: Callable[[Thing], None]) -> None:
         self._store = store
         self._queues = queues
         self._memory = memory

@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     ns: str = "default"
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlaceToken(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a place token says: who had which place in which generation of a queue."""
 
     sub: str
@@ -167,14 +167,14 @@ class SigningKeys:
         header = {"alg": ALGORITHM, "kid": newest.kid, "typ": "JWT"}
         return jws.serialize_compact(header, msgspec.json.encode(ticket), newest, algorithms=[ALGORITHM])
 
-    def sign_place(self, place: Place) -> str:
+    def sign_place(self, place: PlaceToken) -> str:
         """Write a place token; empty without keys."""
         if not self._keys:
             return ""
         body = f"{self._head}.{_encoded(msgspec.json.encode(place))}"
         return f"{body}.{_encoded(self._mac(self._heads[self._head], body))}"
 
-    def read_place(self, token: str, *, namespace: str, queue: str, user_id: str | None) -> Place:
+    def read_place(self, token: str, *, namespace: str, queue: str, user_id: str | None) -> PlaceToken:
         """Check a place token for a queue and, if given, a user; a false one is Forbidden. It may be past its `exp`."""
         head, _, rest = token.partition(".")
         body, _, signature = rest.partition(".")
@@ -183,7 +183,7 @@ class SigningKeys:
             _encoded(self._mac(kid, f"{head}.{body}")).encode(), signature.encode()
         ):
             raise Forbidden("This place token is not one of ours.")
-        place = msgspec.json.decode(_decoded(body), type=Place)
+        place = msgspec.json.decode(_decoded(body), type=PlaceToken)
         if (place.ns, place.aud, place.sub) != (namespace, queue, user_id or place.sub):
             raise Forbidden("This place token is for another place.")
         return place

@@ -14,7 +14,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from headgate.store import Reply, Thing
-from headgate.waiting_room.memory import Common
+from headgate.waiting_room.memory import QueueFacts
 from headgate.waiting_room.model import Flow, Seat, State, Status, poll_after_ms
 from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import SigningKeys, Ticket
@@ -60,14 +60,14 @@ def place_of(reply: bytes) -> tuple[int, bool]:
     return int(place), bool(account)
 
 
-class Hearer:
+class StatusReader:
     """Takes note of what the scripts' answers say of a queue."""
 
     def __init__(self, queues: Queues, wake: Wake) -> None:
         self._queues = queues
         self._wake = wake
 
-    def hear(self, thing: Thing, packed: Reply) -> Common | None:
+    def hear(self, thing: Thing, packed: Reply) -> QueueFacts | None:
         """Take note of what all of this queue are told alike, and give it; None if there is no such queue."""
         if not packed:
             return None
@@ -79,7 +79,7 @@ class Hearer:
             flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick, *late)
             paused = bool(switches & PAUSED)
             told = None if paused or flow.says_nothing() else flow
-            common = Common(said, int(generation), bool(switches & WAKE), grace / 1000, free, told, paused)
+            common = QueueFacts(said, int(generation), bool(switches & WAKE), grace / 1000, free, told, paused)
             self._queues.note(thing, common.generation, int(epoch), int(serving)).common = common
         if common.wake:
             self._wake(thing)
@@ -91,7 +91,7 @@ def tell(
     thing: Thing,
     user_id: str,
     reply: bytes,
-    common: Common,
+    common: QueueFacts,
     keys: SigningKeys | None,
     now: float,
 ) -> Told:

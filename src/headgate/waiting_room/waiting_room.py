@@ -13,13 +13,13 @@ from headgate.kit import metrics
 from headgate.kit.life import Job
 from headgate.kit.problems import HeadgateError
 from headgate.store import Store, Thing, script
-from headgate.waiting_room.entries import Line
-from headgate.waiting_room.memory import Memory
+from headgate.waiting_room.entries import Entries
+from headgate.waiting_room.memory import QueueMemory
 from headgate.waiting_room.metrics import QueueNumbers
 from headgate.waiting_room.model import Beat, Board, Entry, Reason, Redeemed, Servers, Status
 from headgate.waiting_room.promotion import Promotion
 from headgate.waiting_room.queues import BOARD, MARKS, Queues
-from headgate.waiting_room.servers import Seats
+from headgate.waiting_room.servers import QueueServers
 from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys
 
@@ -44,13 +44,13 @@ class WaitingRoom:
     ) -> None:
         self._store = store
         settings = settings or WaitingRoomSettings()
-        memory = Memory()
+        memory = QueueMemory()
         self._keys: SigningKeys | None = SigningKeys.read(signing_keys) if signing_keys else None
         self._fetching = asyncio.Lock()
         self.queues = Queues(store, memory)
         proofs = ProofKeys(settings.proof_secret, settings.proof_keys)
-        self._line = Line(store, self.queues, self.signing_keys, proofs, memory, self._wake)
-        self._seats = Seats(store, self.queues, memory, self._wake)
+        self._line = Entries(store, self.queues, self.signing_keys, proofs, memory, self._wake)
+        self._seats = QueueServers(store, self.queues, memory, self._wake)
         self.promotion = Promotion(store, self.queues, settings)
         self._boards: dict[Thing, tuple[float, asyncio.Future[Board]]] = {}
         self._woken: dict[Thing, float] = {}

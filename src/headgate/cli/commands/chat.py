@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from headgate.arena.client import ArenaClosed, Visit, enter
-from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Count, Notice, Said
+from headgate.arena.client import ArenaClosed, ArenaVisit, enter
+from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Notice, PlayerCount, Said
 from headgate.cli import output
 from headgate.cli.commands.line_editor import LineEditor, unechoed
 from headgate.cli.next_steps import instead, no_queue
@@ -191,7 +191,7 @@ async def _visit(nickname: str, address: str, ticket: str) -> str | None:
             await asyncio.wait((listening, talking))
 
 
-async def _listen(visit: Visit, editor: LineEditor) -> None:
+async def _listen(visit: ArenaVisit, editor: LineEditor) -> None:
     async for message in visit:
         match message:
             case Said():
@@ -200,12 +200,12 @@ async def _listen(visit: Visit, editor: LineEditor) -> None:
                 editor.show(
                     _rendered(Text(f"{_clock(message.timestamp)}  {_plain(message.message)}", style="dim italic"))
                 )
-            case Count():
+            case PlayerCount():
                 here = "You are alone here." if message.client_count == 1 else f"{message.client_count} are here."
                 editor.show(_rendered(Text(here, style="dim")))
 
 
-async def _talk(visit: Visit, editor: LineEditor, nickname: str) -> None:
+async def _talk(visit: ArenaVisit, editor: LineEditor, nickname: str) -> None:
     async for line in editor.lines():
         text = line.strip()
         match text:

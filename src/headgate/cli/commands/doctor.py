@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from headgate.cli import output
 from headgate.cli import running_up as whereabouts
 from headgate.cli.commands import findings, invariants
-from headgate.cli.commands.findings import RIGHTS, Finding, Level
+from headgate.cli.commands.findings import RIGHTS, Finding, Severity
 from headgate.cli.commands.gateway_findings import of_gateway
 from headgate.cli.flags import Json
 from headgate.cli.processes.local_store import NoStore
@@ -25,7 +25,7 @@ from headgate.kit.settings import Configuration
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, acl, open_store
-from headgate.store.client.address import Kind, parse_address
+from headgate.store.client.address import StoreKind, parse_address
 from headgate.store.client.link import LinkLost, ServerError
 from headgate.store.scripts.contracts import operations
 from headgate.store.scripts.script import Script
@@ -69,13 +69,13 @@ async def doctor(
     if json:
         output.as_json(found)
     else:
-        marks = {Level.OK: "✓", Level.WARNING: "!", Level.PROBLEM: "✗"}
+        marks = {Severity.OK: "✓", Severity.WARNING: "!", Severity.PROBLEM: "✗"}
         output.table(
             ("", "check", "found", "what to do"),
             [(marks[finding.level], finding.check, finding.found, finding.advice) for finding in found],
         )
-    problems = sum(finding.level is Level.PROBLEM for finding in found)
-    warnings = sum(finding.level is Level.WARNING for finding in found)
+    problems = sum(finding.level is Severity.PROBLEM for finding in found)
+    warnings = sum(finding.level is Severity.WARNING for finding in found)
     output.say(f"headgate: {output.counted(problems, 'problem')}, {output.counted(warnings, 'warning')}.")
     return 1 if problems else 0
 
@@ -124,7 +124,7 @@ async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
                     yield finding
     except HeadgateError as error:
         yield Finding(
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "connection",
             error.detail,
             "Check the URL, that the server runs, and that this machine may reach it with this user and password.",
@@ -143,22 +143,24 @@ async def _processes(store: Store) -> AsyncIterator[Finding]:
 async def _topology(store: Store) -> AsyncIterator[Finding]:
     primaries = await store.route.primaries()
     kind = store.address.kind
-    if kind is not Kind.CLUSTER:
-        yield Finding(Level.OK, "topology", f"{kind}, primary {primaries[0].endpoint}")
+    if kind is not StoreKind.CLUSTER:
+        yield Finding(Severity.OK, "topology", f"{kind}, primary {primaries[0].endpoint}")
         return
     try:
         reply = await primaries[0].send(("CLUSTER", "INFO"), store.deadline())
     except (ServerError, LinkLost) as error:
-        yield Finding(Level.OK, "topology", f"cluster with {len(primaries)} primaries; its state is not told ({error})")
+        yield Finding(
+            Severity.OK, "topology", f"cluster with {len(primaries)} primaries; its state is not told ({error})"
+        )
         return
     info = dict(
         line.split(":", 1) for line in bytes(reply if isinstance(reply, bytes) else b"").decode().split() if ":" in line
     )
     if info.get("cluster_state") == "ok":
-        yield Finding(Level.OK, "topology", f"cluster with {len(primaries)} primaries, all slots served")
+        yield Finding(Severity.OK, "topology", f"cluster with {len(primaries)} primaries, all slots served")
     else:
         yield Finding(
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "topology",
             f"the cluster's state is {info.get('cluster_state')}: {info.get('cluster_slots_ok')} of 16384 slots are served",
             "Bring back or replace the nodes that failed, then run `valkey-cli --cluster check`.",
@@ -176,13 +178,13 @@ async def _latency(store: Store) -> AsyncIterator[Finding]:
     words = f"{half:.1f} ms, 99 of 100 within {most:.1f} ms"
     if half > _SLOW_MS or most > _VERY_SLOW_MS:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "latency",
             words,
             "Put the store nearer, or look for slow commands there (`SLOWLOG GET`) and a busy disk.",
         )
     else:
-        yield Finding(Level.OK, "latency", words)
+        yield Finding(Severity.OK, "latency", words)
 
 
 async def _scripts(store: Store) -> AsyncIterator[Finding]:
@@ -194,13 +196,13 @@ async def _scripts(store: Store) -> AsyncIterator[Finding]:
                 await link.send(("SCRIPT", "LOAD", script.source), limit)
             except (ServerError, LinkLost) as error:
                 yield Finding(
-                    Level.PROBLEM,
+                    Severity.PROBLEM,
                     "scripts",
                     f"{link.endpoint} does not take {script.name}.lua: {error}",
                     RIGHTS,
                 )
                 return
-    yield Finding(Level.OK, "scripts", f"all {len(scripts)} are accepted")
+    yield Finding(Severity.OK, "scripts", f"all {len(scripts)} are accepted")
 
 
 def _print_rights(configuration: Configuration, *, as_json: bool) -> None:

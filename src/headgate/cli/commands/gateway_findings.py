@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headgate import __version__
-from headgate.cli.commands.findings import LOOPBACK, Finding, Level, process_clocks
+from headgate.cli.commands.findings import LOOPBACK, Finding, Severity, process_clocks
 from headgate.cli.next_steps import next_step
 from headgate.cli.processes.presence import PROCESS_TYPES, clock_offsets
 from headgate.gateway.api import SystemFacts
@@ -40,7 +40,7 @@ async def of_gateway(url: str, token: str) -> AsyncIterator[Finding]:
     split = urlsplit(url)
     if split.scheme == "http" and not (split.hostname or "").startswith(LOOPBACK):
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "TLS",
             f"{split.netloc.rpartition('@')[2]} is reached without TLS",
             "Use https:// unless the network between is yours alone: the token can be read on the way.",
@@ -50,9 +50,9 @@ async def of_gateway(url: str, token: str) -> AsyncIterator[Finding]:
             document = await http.request("GET", "/openapi.json", answer=_Document)
         except HeadgateError as error:
             advice = "Check that a gateway runs there and that this machine may reach it; its own log says more."
-            yield Finding(Level.PROBLEM, "connection", error.detail, advice)
+            yield Finding(Severity.PROBLEM, "connection", error.detail, advice)
             return
-        yield Finding(Level.OK, "connection", f"{http.url} answers")
+        yield Finding(Severity.OK, "connection", f"{http.url} answers")
         yield _version(document.info)
         async for finding in _token(http, given=bool(token)):
             yield finding
@@ -60,36 +60,38 @@ async def of_gateway(url: str, token: str) -> AsyncIterator[Finding]:
 
 def _version(info: _Info) -> Finding:
     if info.version == __version__:
-        return Finding(Level.OK, "version", f"{info.title} {info.version}")
+        return Finding(Severity.OK, "version", f"{info.title} {info.version}")
     found = f"{info.title} {info.version} there, {__version__} here"
-    return Finding(Level.WARNING, "version", found, "Install the same version on both sides.")
+    return Finding(Severity.WARNING, "version", found, "Install the same version on both sides.")
 
 
 async def _token(http: Http, *, given: bool) -> AsyncIterator[Finding]:
     if not given:
-        yield Finding(Level.PROBLEM, "token", "there is none", TOKEN_STEP)
+        yield Finding(Severity.PROBLEM, "token", "there is none", TOKEN_STEP)
         return
     try:
         caller = await http.request("GET", "/console/session", answer=_Caller)
         limited = f", in the namespace {caller.namespace} alone" if caller.namespace else ""
-        yield Finding(Level.OK, "token", f"{caller.name}, with the role {caller.role}{limited}")
+        yield Finding(Severity.OK, "token", f"{caller.name}, with the role {caller.role}{limited}")
     except Unauthorized as error:
-        yield Finding(Level.PROBLEM, "token", error.detail, TOKEN_STEP)
+        yield Finding(Severity.PROBLEM, "token", error.detail, TOKEN_STEP)
         return
     except HeadgateError as error:
-        yield Finding(Level.WARNING, "token", error.detail, "Try again when the store is well.")
+        yield Finding(Severity.WARNING, "token", error.detail, "Try again when the store is well.")
     try:
         facts = await http.request("GET", "/api/system", answer=SystemFacts)
     except HeadgateError as error:
-        yield Finding(Level.PROBLEM, "store", error.detail, "Run `headgate doctor --store URL` where the gateway runs.")
+        yield Finding(
+            Severity.PROBLEM, "store", error.detail, "Run `headgate doctor --store URL` where the gateway runs."
+        )
         return
     async for finding in _clocks(http):
         yield finding
     if facts.store.healthy:
-        yield Finding(Level.OK, "store", f"{facts.store.kind}, {', '.join(facts.store.servers)}")
+        yield Finding(Severity.OK, "store", f"{facts.store.kind}, {', '.join(facts.store.servers)}")
     else:
         advice = "Run `headgate doctor --store URL` where the gateway runs."
-        yield Finding(Level.PROBLEM, "store", "it does not answer the gateway", advice)
+        yield Finding(Severity.PROBLEM, "store", "it does not answer the gateway", advice)
 
 
 async def _clocks(http: Http) -> AsyncIterator[Finding]:

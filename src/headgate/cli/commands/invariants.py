@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from headgate.cli.commands.findings import RIGHTS, Finding, Level
+from headgate.cli.commands.findings import RIGHTS, Finding, Severity
 from headgate.cli.commands.upstream_keys import find_keys, left_over
 from headgate.kit.problems import HeadgateError
 from headgate.locks.invariants import inspect as inspect_lock
@@ -78,7 +78,7 @@ async def _look(store: Store, part: str, check: str, inspect: Inspect, advice: s
         try:
             found = await inspect(thing)
         except HeadgateError as error:
-            yield Finding(Level.WARNING, check, f"{thing.tag} could not be looked at: {error.detail}", RIGHTS)
+            yield Finding(Severity.WARNING, check, f"{thing.tag} could not be looked at: {error.detail}", RIGHTS)
             return
         members += found.members
         partly = partly or not found.complete
@@ -86,7 +86,7 @@ async def _look(store: Store, part: str, check: str, inspect: Inspect, advice: s
             broken = True
             more = f" (and {len(found.contradictions) - 1} more)" if len(found.contradictions) > 1 else ""
             words = f"{thing.tag} contradicts itself: {found.contradictions[0]}{more}"
-            yield Finding(Level.PROBLEM, check, words, advice.format(keys=f"{thing.base}*"))
+            yield Finding(Severity.PROBLEM, check, words, advice.format(keys=f"{thing.base}*"))
     if not broken:
         looked = f"{len(things[:MOST_THINGS])} {check} with {members} members{', not all of them' if partly else ''}"
-        yield Finding(Level.OK, check, f"no contradiction in {looked}")
+        yield Finding(Severity.OK, check, f"no contradiction in {looked}")

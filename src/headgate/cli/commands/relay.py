@@ -17,7 +17,7 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.next_steps import instead
 from headgate.cli.target import Url, check_url, target
-from headgate.cli.trial.prove import USER, Ask, Trial, Verdict
+from headgate.cli.trial.prove import USER, Ask, ProofRun, ProofVerdict
 from headgate.cli.trial.prove import prove as run_trial
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.kit.validation import explain
@@ -187,7 +187,7 @@ async def prove(
     """
     for each in relay:
         check_url(each, "--relay")
-    trial = Trial(requests, count, seconds, counter, delay_ms / 1000, tail_ms / 1000, seed)
+    trial = ProofRun(requests, count, seconds, counter, delay_ms / 1000, tail_ms / 1000, seed)
     name = f"prove-{token_hex(4)}"
     troubles: list[str] = []
     async with AsyncExitStack() as stack:
@@ -306,7 +306,7 @@ def _words(view: UpstreamView) -> str:
     return f"{view.name}: {limits(view.policy)} at {view.policy.base_url} (version {view.version})"
 
 
-def _unproven(verdict: Verdict, troubles: list[str]) -> str:
+def _unproven(verdict: ProofVerdict, troubles: list[str]) -> str:
     """Say why the trial shows nothing, if requests failed without breaking the limit; else nothing."""
     if verdict.holds or verdict.refused or verdict.largest_window > verdict.limit:
         return ""
@@ -319,7 +319,7 @@ def _unproven(verdict: Verdict, troubles: list[str]) -> str:
     )
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: ProofVerdict) -> str:
     said = "The limit held" if verdict.holds else "THE LIMIT DID NOT HOLD"
     return (
         f"{said}: the largest window of {verdict.seconds:g} s had {verdict.largest_window} arrivals, the limit is "

@@ -25,7 +25,7 @@ MOST = 50
 Found = TypeVar("Found")
 
 
-class QueueStanding(Wire):
+class QueueSummary(Wire):
     """A queue: its line, what it admits, and the seats behind it."""
 
     name: str
@@ -39,7 +39,7 @@ class QueueStanding(Wire):
     servers: list[ServerView]
 
 
-class ServiceStanding(Wire):
+class ServiceCounts(Wire):
     """A service: its instances by state, each counted once."""
 
     name: str
@@ -51,21 +51,21 @@ class ServiceStanding(Wire):
     protected: bool
 
 
-class Standing(Wire):
+class SystemStatus(Wire):
     """Everything; a part that could not be read is empty and named in `troubles`."""
 
     at: datetime
     url: str
     namespace: str
     store: StoreFacts
-    queues: list[QueueStanding]
-    services: list[ServiceStanding]
+    queues: list[QueueSummary]
+    services: list[ServiceCounts]
     upstreams: list[UpstreamStatus]
     locks: list[LockState]
     troubles: dict[str, str]
 
 
-async def read_standing(headgate: Headgate) -> Standing:
+async def read_standing(headgate: Headgate) -> SystemStatus:
     """Ask for everything at once; raises if not even the store's health can be had."""
     troubles: dict[str, str] = {}
 
@@ -83,7 +83,7 @@ async def read_standing(headgate: Headgate) -> Standing:
         part("locks", headgate.locks.list(headgate.namespace)),
         _store(headgate),
     )
-    return Standing(
+    return SystemStatus(
         at=datetime.now(UTC),
         url=without_password(headgate.url),
         namespace=headgate.namespace,
@@ -96,14 +96,14 @@ async def read_standing(headgate: Headgate) -> Standing:
     )
 
 
-async def _queues(headgate: Headgate) -> list[QueueStanding]:
+async def _queues(headgate: Headgate) -> list[QueueSummary]:
     return [await _queue(headgate, view) for view in await headgate.queues.list()]
 
 
-async def _queue(headgate: Headgate, view: QueueView) -> QueueStanding:
+async def _queue(headgate: Headgate, view: QueueView) -> QueueSummary:
     servers = (await headgate.queue.servers(view.queue)).servers if view.figures.servers else []
     figures = view.figures
-    return QueueStanding(
+    return QueueSummary(
         name=view.queue,
         state="paused" if view.paused else "draining" if view.draining else "open",
         waiting=figures.waiting,
@@ -116,17 +116,17 @@ async def _queue(headgate: Headgate, view: QueueView) -> QueueStanding:
     )
 
 
-async def _services(headgate: Headgate) -> list[ServiceStanding]:
+async def _services(headgate: Headgate) -> list[ServiceCounts]:
     found = await headgate.registry.services()
     return [*await asyncio.gather(*(_service(headgate, each) for each in found[:MOST]))]
 
 
-async def _service(headgate: Headgate, summary: ServiceSummary) -> ServiceStanding:
+async def _service(headgate: Headgate, summary: ServiceSummary) -> ServiceCounts:
     instances = await headgate.registry.discover(summary.type, summary.group)
     draining = sum(each.draining for each in instances)
     disabled = sum(not each.enabled and not each.draining for each in instances)
     unhealthy = sum(not each.healthy and each.enabled and not each.draining for each in instances)
-    return ServiceStanding(
+    return ServiceCounts(
         name=f"{summary.type}/{summary.group}",
         available=sum(each.available and not each.suspect for each in instances),
         unhealthy=unhealthy,

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from headgate.cli import output
 from headgate.cli.commands.policy_words import in_words
-from headgate.cli.commands.standing import Standing, read_standing
+from headgate.cli.commands.standing import SystemStatus, read_standing
 from headgate.cli.flags import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest
@@ -83,7 +83,7 @@ async def top(
             await _follow(headgate, first, every)
 
 
-async def _follow(headgate: Headgate, standing: Standing, every: float) -> None:
+async def _follow(headgate: Headgate, standing: SystemStatus, every: float) -> None:
     """Draw again and again until q is pressed; what cannot be read now is shown as it last was, and said so."""
     trouble = ""
     with _keys() as ended, Live(console=Console(), screen=True, auto_refresh=False) as live:
@@ -122,7 +122,7 @@ def _keys() -> Iterator[asyncio.Event]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def draw(standing: Standing, *, height: int | None = None, trouble: str = "", live: bool = True) -> RenderableType:
+def draw(standing: SystemStatus, *, height: int | None = None, trouble: str = "", live: bool = True) -> RenderableType:
     """Draw everything, no taller than the terminal; `live` says that it is drawn again until q is pressed."""
     parts: list[RenderableType] = [_head(standing, trouble, live=live)]
     shown = [section for section in sections(standing) if section.rows]
@@ -135,7 +135,7 @@ def draw(standing: Standing, *, height: int | None = None, trouble: str = "", li
     return Group(*parts)
 
 
-def sections(standing: Standing) -> list[Section]:
+def sections(standing: SystemStatus) -> list[Section]:
     """Put everything into tables."""
     queues = [
         (
@@ -180,7 +180,7 @@ def sections(standing: Standing) -> list[Section]:
     ]
 
 
-def _head(standing: Standing, trouble: str, *, live: bool) -> Text:
+def _head(standing: SystemStatus, trouble: str, *, live: bool) -> Text:
     store = standing.store
     servers = ", ".join(sorted({*store.servers})) or store.kind
     health = f"{servers} {store.kind}, {store.latency_ms} ms" if store.healthy else "does not answer"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Final, cast
 from urllib.parse import unquote
 
-from headgate.cli.commands.findings import Finding, Level
+from headgate.cli.commands.findings import Finding, Severity
 from headgate.store import Index, Store, Thing
 from headgate.store.client.link import LinkLost, ServerError
 from headgate.store.keys import split_tag
@@ -82,12 +82,14 @@ async def left_over(store: Store, keys: UpstreamKeys) -> AsyncIterator[Finding]:
             continue
         served, left = await _look_again(store, thing, keys.suffixes[tag])
         if served:
-            yield Finding(Level.PROBLEM, _CHECK, f"{tag} is served and is not in the list of upstreams", _UNLISTED)
+            yield Finding(Severity.PROBLEM, _CHECK, f"{tag} is served and is not in the list of upstreams", _UNLISTED)
         elif left:
             named = ", ".join(sorted(left)[:_NAMED]) + (", …" if len(left) > _NAMED else "")
-            yield Finding(Level.WARNING, _CHECK, f"{len(left)} keys are left of {tag}, which is gone: {named}", _LEFT)
+            yield Finding(
+                Severity.WARNING, _CHECK, f"{len(left)} keys are left of {tag}, which is gone: {named}", _LEFT
+            )
     if keys.trouble:
-        yield Finding(Level.OK, _CHECK, keys.trouble)
+        yield Finding(Severity.OK, _CHECK, keys.trouble)
 
 
 async def _look_again(store: Store, thing: Thing, suffixes: Collection[str]) -> tuple[bool, Collection[str]]:

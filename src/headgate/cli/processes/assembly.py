@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from headgate.cli.processes.metric_names import MetricNames
-from headgate.cli.processes.presence import Limiter, announce, live_settings, process_record
+from headgate.cli.processes.presence import AdjustableLimits, announce, live_settings, process_record
 from headgate.cli.processes.process import begin
 from headgate.config.api import operations as config_operations
 from headgate.config.config import Config
@@ -50,7 +50,7 @@ from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.signing import SigningKeys
 
 
-class Parts(msgspec.Struct, frozen=True):
+class ProcessParts(msgspec.Struct, frozen=True):
     """Everything the features offer: routes for a gateway and what keeps them current, jobs for a worker."""
 
     operations: list[Operation]
@@ -65,8 +65,8 @@ async def open_parts(
     store: Store,
     configuration: Configuration,
     record: Record,
-    limits: Callable[[], Mapping[str, Limiter]] | None = None,
-) -> AsyncIterator[Parts]:
+    limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
+) -> AsyncIterator[ProcessParts]:
     """Build every feature on an open store, and close those that hold something; the record is what this process is registered as."""
     registry = Registry(store, configuration[RegistrySettings])
     prober = prober_for(store, registry.settings)
@@ -83,7 +83,7 @@ async def open_parts(
         locks = await stack.enter_async_context(Locks(store, configuration[LockSettings]))
         relay = await stack.enter_async_context(Relay(store, configuration[RelaySettings]))
         names = MetricNames(room.queues.index, registry.index, relay.upstreams.index)
-        yield Parts(
+        yield ProcessParts(
             operations=[
                 *registry_operations(registry, prober),
                 *config_operations(config),

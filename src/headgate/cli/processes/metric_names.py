@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headgate.kit.logs import get_logger
-from headgate.kit.named_metrics import Names
+from headgate.kit.named_metrics import LabelNames
 from headgate.kit.problems import HeadgateError
 from headgate.registry.metrics import SERVICES, service_label
 from headgate.relay.metrics import UPSTREAMS
@@ -24,7 +24,7 @@ class MetricNames:
     """Compares the names that metrics know, shown or not, with those that the store lists."""
 
     def __init__(self, queues: Index, services: Index, upstreams: Index) -> None:
-        self._lists: tuple[tuple[Names, Index, Callable[[Thing], str]], ...] = (
+        self._lists: tuple[tuple[LabelNames, Index, Callable[[Thing], str]], ...] = (
             (QUEUES, queues, queue_label),
             (SERVICES, services, service_label),
             (UPSTREAMS, upstreams, lambda thing: thing.name),

@@ -14,7 +14,7 @@ import msgspec
 from headgate import __version__
 from headgate.config.config import Config
 from headgate.config.dynamic import NAMESPACE, Apply, Dynamic, EdgeLimits, LogLevel
-from headgate.config.dynamic import AlertTarget as LiveTarget
+from headgate.config.dynamic import LiveAlertTarget as LiveTarget
 from headgate.config.watch import follow
 from headgate.kit import logs
 from headgate.kit.ids import new_ulid
@@ -25,7 +25,7 @@ from headgate.registry.health import Prober
 from headgate.registry.model import Instance, Record
 from headgate.registry.registry import Registry
 from headgate.sdk.registry import Registry as Client
-from headgate.sdk.registry_modes import StoreMode
+from headgate.sdk.registry_modes import StoreRegistryBackend
 
 RETRY_SECONDS: Final = 2.0
 CLOCK_SECONDS: Final = 5.0
@@ -37,7 +37,7 @@ ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # compared with, not list
 log = get_logger()
 
 
-class Limiter(Protocol):
+class AdjustableLimits(Protocol):
     """A class of the edge's limits, whose rate can be changed while it runs."""
 
     def change(self, per_second: float | None) -> None:
@@ -69,7 +69,7 @@ def clock_offsets(instances: Iterable[Instance]) -> list[tuple[str, float]]:
 
 async def announce(registry: Registry, prober: Prober, record: Record) -> None:
     """Keep this process registered until cancelled, then take it out."""
-    client = Client(StoreMode(registry, prober, "default"))
+    client = Client(StoreRegistryBackend(registry, prober, "default"))
     # One id for every try: the next takes the place of one whose answer was lost.
     record = msgspec.structs.replace(record, instance_id=record.instance_id or new_ulid())
     try:
@@ -113,7 +113,7 @@ def live_settings(
     *,
     usual: Level,
     alerts: Alerts | None = None,
-    limits: Callable[[], Mapping[str, Limiter]] | None = None,
+    limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
 ) -> Dynamic:
     """Follow Headgate's own live settings and put them in force in this process."""
     apply: dict[str, Apply] = {"log/level": lambda said: _set_level(said, usual)}

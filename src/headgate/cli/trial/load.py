@@ -22,11 +22,11 @@ from headgate.cli.flags import Json
 from headgate.cli.next_steps import instead, no_queue
 from headgate.cli.target import Url, target
 from headgate.cli.trial.crowd.curves import Curve, arrivals
-from headgate.cli.trial.crowd.players import Player, Scene
-from headgate.cli.trial.crowd.record import Behaviour, Figures, Promise, Record, duration
+from headgate.cli.trial.crowd.players import CrowdPlayer, Scene
+from headgate.cli.trial.crowd.record import Behaviour, CrowdFigures, CrowdRecord, Promise, duration
 from headgate.cli.trial.crowd.report import report as write_report
 from headgate.cli.trial.crowd.view import plain, view
-from headgate.cli.trial.crowd.wire import Wire, check_address
+from headgate.cli.trial.crowd.wire import CrowdClient, check_address
 from headgate.kit.problems import HeadgateError
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE
@@ -128,9 +128,9 @@ async def load(
     check_address(arena)
     _check_writable(report)
     chance = random.Random(seed)
-    record = Record(players)
+    record = CrowdRecord(players)
     async with client as hg:
-        wire = Wire(client.url, client.token)
+        wire = CrowdClient(client.url, client.token)
         with instead(QueueUnknown, no_queue(queue)):
             await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
         scene = Scene(wire, record, queue, client.namespace, stay, arena, chatty)
@@ -162,18 +162,24 @@ def _check_writable(report: Path) -> None:
         raise NotWritable(f"The report cannot be written to {report}; say where with --report.")
 
 
-def _crowd(scene: Scene, players: int, shares: dict[Behaviour, float], chance: random.Random) -> list[Player]:
+def _crowd(scene: Scene, players: int, shares: dict[Behaviour, float], chance: random.Random) -> list[CrowdPlayer]:
     kinds = [*shares, Behaviour.PATIENT]
     weights = [*shares.values(), 100 - sum(shares.values())]
     crowd = []
     for number, behaviour in enumerate(chance.choices(kinds, weights, k=players), 1):
         scene.record.behaviours[behaviour] += 1
-        crowd.append(Player(scene, number, behaviour, random.Random(chance.random())))
+        crowd.append(CrowdPlayer(scene, number, behaviour, random.Random(chance.random())))
     return crowd
 
 
 async def _run(
-    crowd: list[Player], times: list[float], record: Record, hg: Headgate, queue: str, limit: float, title: str
+    crowd: list[CrowdPlayer],
+    times: list[float],
+    record: CrowdRecord,
+    hg: Headgate,
+    queue: str,
+    limit: float,
+    title: str,
 ) -> tuple[float, bool]:
     """Let everybody arrive and play; ends when all are done, when time is up, or on Ctrl-C, which it says."""
     stopped = False
@@ -209,7 +215,7 @@ async def _run(
     return seconds, stopped
 
 
-async def _watch(record: Record, hg: Headgate, queue: str, started: float, title: str) -> None:
+async def _watch(record: CrowdRecord, hg: Headgate, queue: str, started: float, title: str) -> None:
     """Take samples and show them: drawn on a terminal, else as a line now and then."""
     console = Console(stderr=True)
     told = 0.0
@@ -239,7 +245,7 @@ class _Silent:
         return None
 
 
-def _summarise(figures: Figures, *, json: bool) -> None:
+def _summarise(figures: CrowdFigures, *, json: bool) -> None:
     if json:
         output.as_json(msgspec.to_builtins(figures))
         return
@@ -263,7 +269,7 @@ def _summarise(figures: Figures, *, json: bool) -> None:
     output.table(("what", "how it went"), rows)
 
 
-def _estimate(figures: Figures) -> str:
+def _estimate(figures: CrowdFigures) -> str:
     if figures.eta_error_p50 is None or figures.eta_within_range is None:
         return "none was given"
     return (

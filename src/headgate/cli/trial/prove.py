@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from headgate.cli.trial.strict_limits import FixedWindow, Limiter, SlidingCounter, SlidingLog, TokenBucket
+from headgate.cli.trial.strict_limits import ArrivalLimiter, FixedWindow, SlidingCounter, SlidingLog, TokenBucket
 from headgate.cli.trial.strict_upstream import Delays, StrictUpstream
 from headgate.kit.problems import HeadgateError
 from headgate.kit.wire import Wire
@@ -23,7 +23,7 @@ USER: Final = "prover"
 Ask = Callable[[str, float], Awaitable[int]]
 
 
-class Trial(msgspec.Struct, frozen=True):
+class ProofRun(msgspec.Struct, frozen=True):
     """What is tried: so many requests of one user at once, against a limit."""
 
     requests: int = 100
@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True):
         """Say how long the last request may wait."""
         return 60.0 + 3 * self.seconds * (self.requests / self.count + 1)
 
-    def limiter(self) -> Limiter:
+    def limiter(self) -> ArrivalLimiter:
         """Make the other side's limiter; a sliding log counts refused requests as well."""
         match self.counter:
             case Counter.FIXED:
@@ -64,7 +64,7 @@ class Trial(msgspec.Struct, frozen=True):
                 return SlidingLog(self.count, self.seconds, strict=True)
 
 
-class Verdict(Wire, frozen=True):
+class ProofVerdict(Wire, frozen=True):
     """What the upstream saw."""
 
     requests: int
@@ -85,11 +85,11 @@ class Verdict(Wire, frozen=True):
 
 
 async def prove(
-    trial: Trial,
+    trial: ProofRun,
     begin: Callable[[Upstream], Awaitable[None]],
     relays: Sequence[Ask],
     progress: Callable[[int, int], None] = lambda done, largest: None,
-) -> Verdict:
+) -> ProofVerdict:
     """Flood the relays with one user's requests and judge the arrivals; `begin` writes the policy."""
     loop = asyncio.get_running_loop()
     delays = Delays(trial.delay, tail=trial.tail, seed=trial.seed)
@@ -117,7 +117,7 @@ async def prove(
     ideal = rounds * trial.seconds
     if trial.counter is Counter.SLIDING_COUNTER and trial.count > 1:
         ideal = (trial.requests - 1) * trial.seconds / (trial.count - 1)
-    return Verdict(
+    return ProofVerdict(
         requests=trial.requests,
         answered=answered,
         failed=failed,

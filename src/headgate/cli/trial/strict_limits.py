@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 
-class Limiter(Protocol):
+class ArrivalLimiter(Protocol):
     """Counts arrivals at times that never go back; says whether each is allowed."""
 
     def arrive(self, moment: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 import h11
 
-from headgate.cli.trial.strict_limits import Limiter, SlidingLog, largest_window
+from headgate.cli.trial.strict_limits import ArrivalLimiter, SlidingLog, largest_window
 
 CHUNK: Final = 65_536
 NOBODY: Final = "nobody"
@@ -41,7 +41,7 @@ class StrictUpstream:
 
     def __init__(
         self,
-        limiter: Callable[[], Limiter] = lambda: SlidingLog(10, 60.0),
+        limiter: Callable[[], ArrivalLimiter] = lambda: SlidingLog(10, 60.0),
         delays: Delays | None = None,
         *,
         recording: bool = True,
@@ -54,7 +54,7 @@ class StrictUpstream:
         self.port = 0
         self._recording = recording
         self._limiter = limiter
-        self._limiters: dict[str, Limiter] = {}
+        self._limiters: dict[str, ArrivalLimiter] = {}
         self._loop = asyncio.get_running_loop()
         self._connections: set[asyncio.StreamWriter] = set()
 

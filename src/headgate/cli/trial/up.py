@@ -18,7 +18,7 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.processes.local_store import local_store
 from headgate.cli.processes.ports import refuse_taken
-from headgate.cli.running_up import Whereabouts, forget, remember, without_password
+from headgate.cli.running_up import RunningUp, forget, remember, without_password
 from headgate.cli.settings import DataSettings, read_settings
 from headgate.cli.trial.children import Child, Running, keep_all, wait_until_ready
 from headgate.cli.trial.log_lines import show
@@ -34,7 +34,7 @@ from headgate.store.embedded import DirectoryUnusable
 from headgate.waiting_room.signing import SigningKeys
 
 
-class Plan(msgspec.Struct, frozen=True):
+class UpPlan(msgspec.Struct, frozen=True):
     """What `up` was asked for, worked out."""
 
     host: str
@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     elsewhere: bool = False
 
 
-def children(plan: Plan) -> list[Child]:
+def children(plan: UpPlan) -> list[Child]:
     """List the processes that `up` runs, in the order in which they are started."""
     demo = ("--demo",) if plan.demo else ()
     at = f"http://{plan.host}"
@@ -109,7 +109,7 @@ async def up(
         environment = children_environment(configuration, plan, store_url)
         running = [Running(child, environment, show) for child in family]
         urls = {child.name: child.url for child in family}
-        whereabouts = Whereabouts(
+        whereabouts = RunningUp(
             gateway=urls["gateway"],
             arena=urls.get("arena"),
             relay=urls.get("relay"),
@@ -130,7 +130,7 @@ async def up(
     return 0
 
 
-async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan, life: Life, *, as_json: bool) -> None:
+async def _announce(running: list[Running], whereabouts: RunningUp, plan: UpPlan, life: Life, *, as_json: bool) -> None:
     """Say where everything is, once all of it is ready."""
     ready = asyncio.ensure_future(wait_until_ready(running))
     quiet = asyncio.ensure_future(life.quiet.wait())
@@ -167,7 +167,7 @@ async def _announce(running: list[Running], whereabouts: Whereabouts, plan: Plan
     output.say("headgate: everything is ready. Ctrl-C stops it.")
 
 
-def _plan(configuration: Configuration, *, demo: bool) -> Plan:
+def _plan(configuration: Configuration, *, demo: bool) -> UpPlan:
     directory = configuration[DataSettings].directory
     gateway = configuration[GatewaySettings]
     try:
@@ -181,7 +181,7 @@ def _plan(configuration: Configuration, *, demo: bool) -> Plan:
         ) from error
     check_admin_token(token)
     logs.hide(token)
-    return Plan(
+    return UpPlan(
         host=gateway.host,
         port=gateway.port or free_port(),
         directory=directory,
@@ -192,7 +192,7 @@ def _plan(configuration: Configuration, *, demo: bool) -> Plan:
     )
 
 
-def children_environment(configuration: Configuration, plan: Plan, store_url: str) -> dict[str, str]:
+def children_environment(configuration: Configuration, plan: UpPlan, store_url: str) -> dict[str, str]:
     """Make the environment of the children: ours, with what `up` decides in the place of what was said."""
     decided: dict[tuple[type[Settings], str], str] = {
         (StoreSettings, "url"): store_url,

@@ -19,7 +19,7 @@ NOT_READABLE = (
 )
 
 
-class Kind(StrEnum):
+class StoreKind(StrEnum):
     """How a store is laid out."""
 
     STANDALONE = "standalone"
@@ -40,7 +40,7 @@ class Endpoint(NamedTuple):
 class Address(msgspec.Struct, frozen=True):
     """A store: its layout, its nodes, and how to sign in there."""
 
-    kind: Kind
+    kind: StoreKind
     nodes: tuple[Endpoint, ...]
     user: str | None = None
     password: str | None = None
@@ -77,23 +77,23 @@ def _parsed(url: str) -> tuple[Address, dict[str, str] | None]:
             "A store's URL begins with valkey://, valkeys:// (TLS), valkey+sentinel:// or valkey+cluster://.",
             field="store",
         )
-    kind = Kind(layout) if layout else Kind.STANDALONE
+    kind = StoreKind(layout) if layout else StoreKind.STANDALONE
     sign_in, _, hosts = split.netloc.rpartition("@")
     user, _, password = sign_in.partition(":")
     options = dict(parse_qsl(split.query))
     path = split.path.strip("/")
     try:
         nodes = tuple(_endpoint(host, kind) for host in hosts.split(",") if host)
-        database = int(options.pop("db", "0") if kind is not Kind.STANDALONE else path or "0")
+        database = int(options.pop("db", "0") if kind is not StoreKind.STANDALONE else path or "0")
     except ValueError:
         raise InvalidRequest(f"The store's URL {NOT_READABLE}.", field="store") from None
     if database < 0:
         raise InvalidRequest("The number of the store's database is 0 or more.", field="store")
     if not nodes:
         raise InvalidRequest("The store's URL names no host.", field="store")
-    if kind is Kind.SENTINEL and not path:
+    if kind is StoreKind.SENTINEL and not path:
         raise InvalidRequest("Name the primary after the sentinels: valkey+sentinel://host1,host2/NAME.", field="store")
-    if kind is Kind.CLUSTER and database:
+    if kind is StoreKind.CLUSTER and database:
         raise InvalidRequest("A cluster has only database 0.", field="store")
     address = Address(
         kind=kind,
@@ -101,14 +101,14 @@ def _parsed(url: str) -> tuple[Address, dict[str, str] | None]:
         user=unquote(user) or None,
         password=unquote(password) or None,
         database=database,
-        primary_name=path if kind is Kind.SENTINEL else "",
+        primary_name=path if kind is StoreKind.SENTINEL else "",
         sentinel_password=options.get("sentinel_password"),
     )
     return address, options if family in {"valkeys", "rediss"} else None
 
 
-def _endpoint(text: str, kind: Kind) -> Endpoint:
-    default = SENTINEL_PORT if kind is Kind.SENTINEL else DEFAULT_PORT
+def _endpoint(text: str, kind: StoreKind) -> Endpoint:
+    default = SENTINEL_PORT if kind is StoreKind.SENTINEL else DEFAULT_PORT
     split = urlsplit(f"//{text}")
     if not split.hostname:
         raise ValueError("there is no host")

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, cast
 
 from headgate.kit.logs import get_logger
-from headgate.kit.tasks import Errands
+from headgate.kit.tasks import Tasks
 from headgate.store.client.link import Link, LinkLost, NodeClock, Reply, ServerError
 from headgate.store.client.route import Route
 from headgate.store.keys import Thing
@@ -29,7 +29,7 @@ Listener = Callable[[str | None], None]
 class Hints:
     """Listeners by channel, fed by one connection that is rebuilt whenever it is lost or falls silent."""
 
-    def __init__(self, route: Route, errands: Errands) -> None:
+    def __init__(self, route: Route, errands: Tasks) -> None:
         self._route = route
         self._errands = errands
         self._listeners: dict[bytes, list[Listener]] = {}

@@ -18,7 +18,7 @@ from libvalkey import ProtocolError, Reader, pack_command
 from headgate.kit.fork import forks
 from headgate.kit.problems import Forked
 from headgate.store.client.address import Address, Endpoint
-from headgate.store.client.pending import Awaited
+from headgate.store.client.pending import PendingReply
 
 Arg: TypeAlias = str | bytes | int | float
 
@@ -199,7 +199,7 @@ class Link(asyncio.Protocol):
         self.on_push: Callable[[list[Reply]], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(replyError=ServerError, notEnoughData=_MORE)
-        self._pending: deque[tuple[Awaited, float]] = deque()
+        self._pending: deque[tuple[PendingReply, float]] = deque()
         self._outgoing: list[bytes] = []
         self._alone = False
         self._transport: asyncio.Transport | None = None
@@ -242,7 +242,7 @@ class Link(asyncio.Protocol):
             raise LinkLost(f"{endpoint} cannot be reached: {error.strerror or error}", sent=False) from error
         return link
 
-    def send(self, command: tuple[Arg, ...], deadline: float) -> Awaited:
+    def send(self, command: tuple[Arg, ...], deadline: float) -> PendingReply:
         """Queue one command; its reply comes in the future. Errors are raised there, never returned.
 
         A forked child may not send: the reply would be the parent's to read.
@@ -252,7 +252,7 @@ class Link(asyncio.Protocol):
         if self.closed:
             raise LinkLost(f"the connection to {self.endpoint} is closed", sent=False)
         packed = pack_command(command)
-        awaited = Awaited(loop=self._loop)
+        awaited = PendingReply(loop=self._loop)
         awaited.directly = None
         alone = False
         if self._pending:

@@ -18,7 +18,7 @@ else:
     _Future = asyncio.Future
 
 
-class Awaited(_Future):
+class PendingReply(_Future):
     """A reply that is on its way; whoever makes one sets `directly`, to None if nobody wants to be called."""
 
     __slots__ = ("directly",)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextvars import Context
 from typing import Final, cast
 
-from headgate.kit.tasks import Errands
-from headgate.store.client.address import Address, Endpoint, Kind
+from headgate.kit.tasks import Tasks
+from headgate.store.client.address import Address, Endpoint, StoreKind
 from headgate.store.client.link import CONNECT_SECONDS, Link, LinkLost, NodeClock, Reply, ServerError
 from headgate.store.keys import SLOTS
 
@@ -28,7 +28,7 @@ SLOW_SECONDS: Final = 0.5
 class Route(ABC):
     """Links by node; the layouts below say which node is wanted."""
 
-    def __init__(self, address: Address, errands: Errands) -> None:
+    def __init__(self, address: Address, errands: Tasks) -> None:
         self.address = address
         self._errands = errands
         self._loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class StandaloneRoute(Route):
 class SentinelRoute(Route):
     """The primary that the sentinels name; asked again whenever it is lost or says that it is a replica."""
 
-    def __init__(self, address: Address, errands: Errands) -> None:
+    def __init__(self, address: Address, errands: Tasks) -> None:
         super().__init__(address, errands)
         self._primary: Endpoint | None = None
         self._finding: asyncio.Task[Endpoint] | None = None
@@ -232,7 +232,7 @@ class SentinelRoute(Route):
 class ClusterRoute(Route):
     """The owner of each slot, from the cluster's own map; a MOVED mends one slot at once and asks for a new map."""
 
-    def __init__(self, address: Address, errands: Errands) -> None:
+    def __init__(self, address: Address, errands: Tasks) -> None:
         super().__init__(address, errands)
         self._owners: list[Endpoint | None] = [None] * SLOTS
         self._mapping: asyncio.Task[None] | None = None
@@ -325,8 +325,8 @@ class ClusterRoute(Route):
         return bool(ranges)
 
 
-ROUTES: Final[dict[Kind, type[Route]]] = {
-    Kind.STANDALONE: StandaloneRoute,
-    Kind.SENTINEL: SentinelRoute,
-    Kind.CLUSTER: ClusterRoute,
+ROUTES: Final[dict[StoreKind, type[Route]]] = {
+    StoreKind.STANDALONE: StandaloneRoute,
+    StoreKind.SENTINEL: SentinelRoute,
+    StoreKind.CLUSTER: ClusterRoute,
 }

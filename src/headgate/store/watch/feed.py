@@ -22,26 +22,26 @@ from headgate.store.scripts.script import script
 from headgate.store.store import Store
 from headgate.store.watch.notices import (
     Bookmark,
-    Change,
     Compacted,
+    FeedChange,
+    FeedPage,
     Item,
     Lister,
     Notice,
     Notices,
     Opening,
-    Page,
     Reset,
     Snapshot,
     Writer,
     position_after,
     read_page,
 )
-from headgate.store.watch.reader import PAGE, Reader, Ride
+from headgate.store.watch.reader import PAGE, FeedReader, Subscription
 
 READ = script("headgate.store.watch", "feed_read")
 SETTLE = script("headgate.store.watch", "feed_settle")
 
-__all__ = ["Bookmark", "Change", "Compacted", "Feed", "Notice", "Notices", "Reset", "Snapshot"]
+__all__ = ["Bookmark", "Compacted", "Feed", "FeedChange", "Notice", "Notices", "Reset", "Snapshot"]
 
 
 class Feed(Generic[Item]):
@@ -61,9 +61,9 @@ class Feed(Generic[Item]):
         self._settle = settle
         self._open_watches = open_watches
         self._lag = lag
-        self._readers: dict[Thing, Reader[Item]] = {}
+        self._readers: dict[Thing, FeedReader[Item]] = {}
 
-    async def read(self, thing: Thing, after: int, most: int = PAGE) -> Page:
+    async def read(self, thing: Thing, after: int, most: int = PAGE) -> FeedPage:
         """Read the changes later than a revision; a thing whose history may be lost gets its new epoch first."""
         for _ in range(3):
             page = read_page(await self._store.run(READ, thing, after, most))
@@ -93,7 +93,7 @@ class Feed(Generic[Item]):
         What `write` leaves empty is not given. `opening` may choose among what has been missed, before the first bookmark.
         """
         async with self._reader(thing) as reader, self._counted():
-            ride = Ride(write, after or 0, reader.history)
+            ride = Subscription(write, after or 0, reader.history)
             missed = opening(reader.opening(after)) if opening else reader.opening(after)
             while True:
                 async with aclosing(missed) as notices:
@@ -106,11 +106,11 @@ class Feed(Generic[Item]):
                 missed, ride.history = reader.reopening(ride.position, ride.history), reader.history
 
     @asynccontextmanager
-    async def _reader(self, thing: Thing) -> AsyncIterator[Reader[Item]]:
+    async def _reader(self, thing: Thing) -> AsyncIterator[FeedReader[Item]]:
         """Give the thing's reader, which lives as long as somebody watches."""
         reader = self._readers.get(thing)
         if reader is None:
-            reader = self._readers[thing] = Reader(self, thing)
+            reader = self._readers[thing] = FeedReader(self, thing)
             reader.start(self._store)
         reader.watchers += 1
         try:

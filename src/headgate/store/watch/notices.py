@@ -13,7 +13,7 @@ from headgate.store.keys import Thing
 Item = TypeVar("Item")
 
 
-class Change(msgspec.Struct, frozen=True):
+class FeedChange(msgspec.Struct, frozen=True):
     """One change: what happened to which member, with the value after it."""
 
     revision: int
@@ -50,34 +50,34 @@ class Reset(msgspec.Struct, frozen=True):
     revision: int
 
 
-Notice: TypeAlias = Snapshot[Item] | Change | Bookmark | Compacted | Reset
+Notice: TypeAlias = Snapshot[Item] | FeedChange | Bookmark | Compacted | Reset
 Lister: TypeAlias = Callable[[Thing], Awaitable[Snapshot[Item]]]
 Writer: TypeAlias = Callable[[Thing, Notice[Item]], bytes]
 Notices: TypeAlias = AsyncGenerator[Notice[Item], None]
 Opening: TypeAlias = Callable[[Notices[Item]], Notices[Item]]
 
 
-class Page(msgspec.Struct, frozen=True):
+class FeedPage(msgspec.Struct, frozen=True):
     """What the store said to a reader."""
 
     what: str
     epoch: str
     revision: int
-    changes: list[Change]
+    changes: list[FeedChange]
 
 
 def position_after(position: int, notice: Notice[Item]) -> int:
     """Give the position of whoever was told this."""
-    if isinstance(notice, Change | Snapshot):
+    if isinstance(notice, FeedChange | Snapshot):
         return notice.revision
     return position
 
 
-def read_page(reply: Reply) -> Page:
+def read_page(reply: Reply) -> FeedPage:
     """Read the store's answer to a reader."""
     what, epoch, revision, entries = cast("tuple[bytes, bytes, bytes, list[list[Reply]]]", reply)
     changes = []
     for id_, fields in entries:
         _, kind, _, member, _, value, *_ = cast("list[bytes]", fields)
-        changes.append(Change(int(cast("bytes", id_).split(b"-")[0]), kind.decode(), member.decode(), value))
-    return Page(what.decode(), epoch.decode(), int(revision), changes)
+        changes.append(FeedChange(int(cast("bytes", id_).split(b"-")[0]), kind.decode(), member.decode(), value))
+    return FeedPage(what.decode(), epoch.decode(), int(revision), changes)

@@ -15,12 +15,12 @@ from headgate.store.keys import Thing
 from headgate.store.store import Store
 from headgate.store.watch.notices import (
     Bookmark,
-    Change,
     Compacted,
+    FeedChange,
+    FeedPage,
     Item,
     Notice,
     Notices,
-    Page,
     Reset,
     Snapshot,
     Writer,
@@ -38,10 +38,10 @@ CATCHING_UP: Final = 8
 log = get_logger()
 
 
-class Source(Protocol[Item]):
+class FeedSource(Protocol[Item]):
     """Where a reader reads."""
 
-    async def read(self, thing: Thing, after: int, most: int = PAGE) -> Page:
+    async def read(self, thing: Thing, after: int, most: int = PAGE) -> FeedPage:
         """Read the changes later than a revision."""
 
     async def list(self, thing: Thing) -> Snapshot[Item]:
@@ -51,7 +51,7 @@ class Source(Protocol[Item]):
         """Hear that a reader has, or has not, heard from the store."""
 
 
-class Ride(Generic[Item]):
+class Subscription(Generic[Item]):
     """A stream at the head of history: where it is, how it is written, and what it waits on."""
 
     __slots__ = ("history", "position", "waiting", "write")
@@ -63,10 +63,10 @@ class Ride(Generic[Item]):
         self.waiting: asyncio.Future[bytes]
 
 
-class Reader(Generic[Item]):
+class FeedReader(Generic[Item]):
     """Follows one thing for all its watchers."""
 
-    def __init__(self, feed: Source[Item], thing: Thing) -> None:
+    def __init__(self, feed: FeedSource[Item], thing: Thing) -> None:
         self.watchers = 0
         # How often the history was replaced by another: a position of an earlier one means nothing.
         self.history = 0
@@ -75,7 +75,7 @@ class Reader(Generic[Item]):
         self._epoch = "0"
         self._position = 0
         self._since = 0  # positions from here on are served from memory
-        self._kept: list[Change] = []
+        self._kept: list[FeedChange] = []
         self._revisions: list[int] = []
         self._bytes = 0
         self._started = False
@@ -84,7 +84,7 @@ class Reader(Generic[Item]):
         self._look = asyncio.Event()
         self._heard_at = self._marked_at = monotonic()
         self._marks = 0
-        self._rides: list[Ride[Item]] = []
+        self._rides: list[Subscription[Item]] = []
         self._loop = asyncio.get_running_loop()
         self._listing: asyncio.Task[Snapshot[Item]] | None = None
         self._catching_up = asyncio.Semaphore(CATCHING_UP)
@@ -163,7 +163,7 @@ class Reader(Generic[Item]):
             else:
                 await moved.wait()  # no timer of its own: the reader wakes all for their bookmarks
 
-    async def ride(self, ride: Ride[Item]) -> bytes | None:
+    async def ride(self, ride: Subscription[Item]) -> bytes | None:
         """Give what comes next after a position that memory knows, as bytes; None: it is to be opened again."""
         while True:
             if self._started:
@@ -181,7 +181,7 @@ class Reader(Generic[Item]):
             if chunk := await ride.waiting:
                 return chunk
 
-    def _later(self, position: int) -> list[Change]:
+    def _later(self, position: int) -> list[FeedChange]:
         return self._kept[bisect_right(self._revisions, position) :]
 
     def _carry(self, before: int | None, notices: Sequence[Notice[Item]]) -> None:
@@ -298,7 +298,7 @@ class Reader(Generic[Item]):
         self._epoch, self._position, self._since = epoch, revision, revision
         self._kept, self._revisions, self._bytes = [], [], 0
 
-    def _keep(self, changes: list[Change]) -> None:
+    def _keep(self, changes: list[FeedChange]) -> None:
         if not changes:
             return
         self._position = changes[-1].revision

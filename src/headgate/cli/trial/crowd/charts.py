@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 36
 MOST_POINTS: Final = 500
 
 
-class Series(msgspec.Struct, frozen=True):
+class ChartSeries(msgspec.Struct, frozen=True):
     """One line of a chart."""
 
     name: str
@@ -24,9 +24,9 @@ class Series(msgspec.Struct, frozen=True):
     filled: bool = False
 
 
-def chart(series: Sequence[Series], unit: str) -> str:
+def chart(series: Sequence[ChartSeries], unit: str) -> str:
     """Draw lines over seconds."""
-    series = [Series(one.name, _thinned(one.points), one.color, one.filled) for one in series if one.points]
+    series = [ChartSeries(one.name, _thinned(one.points), one.color, one.filled) for one in series if one.points]
     if not series:
         return "<p>Nothing was measured.</p>"
     right = max(point[0] for one in series for point in one.points) or 1.0
@@ -67,7 +67,7 @@ def _plot(name: str, drawn: str) -> str:
     return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(name)}">{svg}</div>'
 
 
-def _line(series: Series, right: float, top: float) -> str:
+def _line(series: ChartSeries, right: float, top: float) -> str:
     points = " ".join(f"{_x(at, 0.0, right):.1f},{_y(value, top):.1f}" for at, value in series.points)
     line = f'<polyline points="{points}" fill="none" stroke="{series.color}" stroke-width="2" stroke-linejoin="round"/>'
     if not series.filled:

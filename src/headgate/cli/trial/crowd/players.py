@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.cli.trial.crowd.record import Behaviour, Promise, Record, Wait
-from headgate.cli.trial.crowd.wire import Socket, Unreachable, Wire, handshake
+from headgate.cli.trial.crowd.record import Behaviour, CrowdRecord, Promise, Wait
+from headgate.cli.trial.crowd.wire import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.kit.ids import new_uuid
 from headgate.waiting_room.model import Entry, State, Status
 
@@ -32,8 +32,8 @@ _Answer = TypeVar("_Answer")
 class Scene(msgspec.Struct, frozen=True):
     """What all players have in common."""
 
-    wire: Wire
-    record: Record
+    wire: CrowdClient
+    record: CrowdRecord
     queue: str
     namespace: str
     stay_seconds: float
@@ -41,11 +41,11 @@ class Scene(msgspec.Struct, frozen=True):
     chatty: bool
 
 
-class Gone(Exception):
+class PlayerGone(Exception):
     """The line does not know this player any more, or never let it in."""
 
 
-class Player:
+class CrowdPlayer:
     """One simulated player."""
 
     def __init__(self, scene: Scene, number: int, behaviour: Behaviour, chance: random.Random) -> None:
@@ -76,7 +76,7 @@ class Player:
             record.waiting -= 1
             waiting = False
             await self._enter(called)
-        except Gone as why:
+        except PlayerGone as why:
             record.lost += 1
             record.refusals[str(why)] += 1
             record.check(Promise.NOBODY_LOST, kept=False)
@@ -97,7 +97,7 @@ class Player:
             if status.status is State.PROMOTED:
                 return status
             if status.status not in IN_LINE:
-                raise Gone(f"ended as {status.status}")
+                raise PlayerGone(f"ended as {status.status}")
             if patience is not None:
                 patience -= 1
                 if patience < 0:
@@ -122,7 +122,7 @@ class Player:
         record = self._record
         eta = self._eta or (None, None, None)
         record.waits.append(Wait(self._arrived, monotonic() - self._arrived, *eta))
-        socket: Socket | None = await self._shake_hands(called)
+        socket: CrowdSocket | None = await self._shake_hands(called)
         record.admitted += 1
         record.inside += 1
         try:
@@ -146,12 +146,12 @@ class Player:
             if socket is not None:  # also when the run is cut: seats are not kept for a crowd that is gone
                 socket.leave()
 
-    async def _shake_hands(self, called: Status) -> Socket:
+    async def _shake_hands(self, called: Status) -> CrowdSocket:
         """Show the ticket at the door; one who shares it lets friends try at the same moment."""
         address = self._scene.arena or (called.server.address if called.server else "")
         ticket = str(called.ticket or called.ticket_id)
         if not address:
-            raise Gone("no arena")
+            raise PlayerGone("no arena")
         friends = FRIENDS if self._behaviour is Behaviour.SHARING else 1
         inside = [
             socket for socket in await asyncio.gather(*(self._knock(address, ticket) for _ in range(friends))) if socket
@@ -162,10 +162,10 @@ class Player:
         for socket in inside[1:]:
             socket.leave()
         if not inside:
-            raise Gone("not let in")
+            raise PlayerGone("not let in")
         return inside[0]
 
-    async def _knock(self, address: str, ticket: str) -> Socket | None:
+    async def _knock(self, address: str, ticket: str) -> CrowdSocket | None:
         """Try to enter; whoever is told to come back in a moment does."""
         for _ in range(KNOCKS):
             try:
@@ -186,7 +186,7 @@ class Player:
         status: Status = await self._ask_entry()
         while status.status is not State.PROMOTED:
             if status.status not in IN_LINE and status.status is not State.ACTIVE:
-                raise Gone(f"could not come back: {status.status}")
+                raise PlayerGone(f"could not come back: {status.status}")
             await asyncio.sleep(max(LEAST_PAUSE, min(1.0, status.poll_after_ms / 1000)))
             status = await self._ask_entry()
         return status
@@ -225,7 +225,7 @@ class Player:
                 problem = _problem(content)
                 code, wait = str(problem.get("code", f"answer {status}")), pause
                 if status not in (429, 503):
-                    raise Gone(code)
+                    raise PlayerGone(code)
                 told = problem.get("retryAfter")
                 wait = float(told) if isinstance(told, (int, float)) else pause
             record.refusals[code] += 1
@@ -237,7 +237,7 @@ def _read(decode: Callable[[bytes], _Answer], content: bytes) -> _Answer:
     try:
         return decode(content)
     except msgspec.DecodeError as error:
-        raise Gone("an answer that is not ours") from error
+        raise PlayerGone("an answer that is not ours") from error
 
 
 def _problem(content: bytes) -> dict[str, object]:

@@ -52,7 +52,7 @@ class Wait(msgspec.Struct, frozen=True):
     high: float | None
 
 
-class Figures(msgspec.Struct, frozen=True):
+class CrowdFigures(msgspec.Struct, frozen=True):
     """The run in numbers."""
 
     players: int
@@ -76,7 +76,7 @@ class Figures(msgspec.Struct, frozen=True):
     unfinished: int
 
 
-class Record:
+class CrowdRecord:
     """The run as it goes on."""
 
     def __init__(self, players: int) -> None:
@@ -113,7 +113,7 @@ class Record:
             )
         )
 
-    def figures(self, seconds: float) -> Figures:
+    def figures(self, seconds: float) -> CrowdFigures:
         """Give the run in numbers."""
         waits = sorted(wait.seconds for wait in self.waits)
         told = [wait for wait in self.waits if wait.first_eta is not None]
@@ -121,7 +121,7 @@ class Record:
         within = [wait for wait in told if (wait.low or 0) <= wait.seconds <= (wait.high or 0)]
         widths = sorted(((wait.high or 0) - (wait.low or 0)) / max(wait.seconds, 1.0) for wait in told)
         answers = sorted(self.answers_ms)
-        return Figures(
+        return CrowdFigures(
             players=self.players,
             seconds=round(seconds, 1),
             requests=self.requests,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from headgate.cli.trial.crowd.charts import Series, chart, histogram
-from headgate.cli.trial.crowd.record import Figures, Record, Sample, duration, percentile
+from headgate.cli.trial.crowd.charts import ChartSeries, chart, histogram
+from headgate.cli.trial.crowd.record import CrowdFigures, CrowdRecord, Sample, duration, percentile
 from headgate.cli.trial.crowd.view import rates
 
 _STYLE: Final = """
@@ -34,7 +34,7 @@ svg { width: 100%; height: auto; display: block } svg text { fill: var(--dim); f
 """
 
 
-def report(record: Record, figures: Figures, choices: Sequence[tuple[str, str]], at: str) -> str:
+def report(record: CrowdRecord, figures: CrowdFigures, choices: Sequence[tuple[str, str]], at: str) -> str:
     """Write the report."""
     samples = record.samples
     parts = [
@@ -48,15 +48,15 @@ def report(record: Record, figures: Figures, choices: Sequence[tuple[str, str]],
         "<p>How many had arrived, were waiting, and were inside, second by second.</p>",
         chart(
             [
-                Series("arrived", _points(samples, "arrived"), "var(--one)"),
-                Series("waiting", _points(samples, "waiting"), "var(--two)", filled=True),
-                Series("inside", _points(samples, "inside"), "var(--three)"),
+                ChartSeries("arrived", _points(samples, "arrived"), "var(--one)"),
+                ChartSeries("waiting", _points(samples, "waiting"), "var(--two)", filled=True),
+                ChartSeries("inside", _points(samples, "inside"), "var(--three)"),
             ],
             "players",
         ),
         "<h2>Admission</h2>",
         "<p>How many entered in each second.</p>",
-        chart([Series("entered each second", rates(samples), "var(--three)", filled=True)], "players a second"),
+        chart([ChartSeries("entered each second", rates(samples), "var(--three)", filled=True)], "players a second"),
         *_seats(samples),
         "<h2>Waiting times</h2>",
         "<p>By the moment of arrival: half of those who arrived then waited no longer than the lower line, 99 in 100 no longer than the upper.</p>",
@@ -71,7 +71,7 @@ def report(record: Record, figures: Figures, choices: Sequence[tuple[str, str]],
     )
 
 
-def _tiles(figures: Figures) -> str:
+def _tiles(figures: CrowdFigures) -> str:
     tiles = [
         ("entered", f"{figures.entered:,}"),
         ("wandered off", f"{figures.abandoned:,}"),
@@ -89,7 +89,7 @@ def _tiles(figures: Figures) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _promises(figures: Figures) -> str:
+def _promises(figures: CrowdFigures) -> str:
     rows = []
     for promise, tested in figures.promises.items():
         broken = figures.broken.get(promise, 0)
@@ -114,15 +114,15 @@ def _seats(samples: Sequence[Sample]) -> list[str]:
         "<p>Sessions and held seats against what the servers offered, as the gateway reported them.</p>",
         chart(
             [
-                Series("offered", [(sample.at, float(sample.capacity or 0)) for sample in known], "var(--two)"),
-                Series("taken", [(sample.at, float(sample.seats_taken or 0)) for sample in known], "var(--one)", filled=True),
+                ChartSeries("offered", [(sample.at, float(sample.capacity or 0)) for sample in known], "var(--two)"),
+                ChartSeries("taken", [(sample.at, float(sample.seats_taken or 0)) for sample in known], "var(--one)", filled=True),
             ],
             "seats",
         ),
     ]  # fmt: skip
 
 
-def _waits(record: Record) -> list[Series]:
+def _waits(record: CrowdRecord) -> list[ChartSeries]:
     """Give p50 and p99 of the waits of those who arrived in the same stretch of time."""
     if not record.waits:
         return []
@@ -135,10 +135,10 @@ def _waits(record: Record) -> list[Series]:
     at = {stretch: (stretch + 0.5) * width for stretch in sorted(stretches)}
     middle = [(at[stretch], percentile(sorted(stretches[stretch]), 50)) for stretch in at]
     worst = [(at[stretch], percentile(sorted(stretches[stretch]), 99)) for stretch in at]
-    return [Series("99 in 100", worst, "var(--two)"), Series("half", middle, "var(--one)", filled=True)]
+    return [ChartSeries("99 in 100", worst, "var(--two)"), ChartSeries("half", middle, "var(--one)", filled=True)]
 
 
-def _eta(record: Record, figures: Figures) -> list[str]:
+def _eta(record: CrowdRecord, figures: CrowdFigures) -> list[str]:
     errors = [wait.first_eta - wait.seconds for wait in record.waits if wait.first_eta is not None]
     if not errors or figures.eta_within_range is None:
         return []
@@ -154,7 +154,7 @@ def _eta(record: Record, figures: Figures) -> list[str]:
     ]
 
 
-def _choices(choices: Sequence[tuple[str, str]], record: Record) -> str:
+def _choices(choices: Sequence[tuple[str, str]], record: CrowdRecord) -> str:
     rows = [*choices, *((f"{name} players", f"{count:,}") for name, count in sorted(record.behaviours.items()))]
     rows += [(f"told: {code}", f"{count:,} times") for code, count in sorted(record.refusals.items())]
     return (

@@ -11,13 +11,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.trial.crowd.record import Record, Sample, percentile
+from headgate.cli.trial.crowd.record import CrowdRecord, Sample, percentile
 
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _WIDTH: Final = 60
 
 
-def view(record: Record, seconds: float, title: str) -> RenderableType:
+def view(record: CrowdRecord, seconds: float, title: str) -> RenderableType:
     """Draw how things stand."""
     samples = record.samples
     bars = Table.grid(padding=(0, 2))
@@ -47,7 +47,7 @@ def view(record: Record, seconds: float, title: str) -> RenderableType:
     return Group(head, Text(), bars, Text(), lines, Text(), facts)
 
 
-def plain(record: Record, seconds: float) -> str:
+def plain(record: CrowdRecord, seconds: float) -> str:
     """Say how things stand in one line, for a log."""
     return (
         f"{seconds:4.0f} s  arrived {record.arrived:,}  waiting {record.waiting:,}  inside {record.inside:,}  "
@@ -74,12 +74,12 @@ def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
     ]
 
 
-def _seats(record: Record) -> str:
+def _seats(record: CrowdRecord) -> str:
     if record.seats_taken is None:
         return "unknown"
     return f"{record.seats_taken:,} of {record.capacity:,}"
 
 
-def _broken(record: Record) -> tuple[str, str]:
+def _broken(record: CrowdRecord) -> tuple[str, str]:
     broken = sum(record.broken.values())
     return (f"{broken:,}", "bold red") if broken else ("none", "green")

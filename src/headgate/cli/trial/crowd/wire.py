@@ -26,7 +26,7 @@ class Unreachable(HeadgateError):
     code, status = "unreachable", 503
 
 
-class Wire:
+class CrowdClient:
     """A few connections to a gateway, shared by all players."""
 
     def __init__(self, url: str, token: str | None, connections: int = CONNECTIONS) -> None:
@@ -125,7 +125,7 @@ class _Line(asyncio.Protocol):
             self._transport.abort()
 
 
-class Socket:
+class CrowdSocket:
     """A WebSocket that listens to nothing it is told."""
 
     def __init__(self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
@@ -162,7 +162,7 @@ def check_address(arena: str | None) -> None:
         )
 
 
-async def handshake(address: str, ticket: str) -> tuple[int, Socket | None]:
+async def handshake(address: str, ticket: str) -> tuple[int, CrowdSocket | None]:
     """Try to enter an arena: 101 and a socket, or the status of the refusal."""
     check_address(address)
     parts = urlsplit(address)
@@ -181,7 +181,7 @@ async def handshake(address: str, ticket: str) -> tuple[int, Socket | None]:
     if status != 101:
         writer.close()
         return status, None
-    return status, Socket(writer, reader)
+    return status, CrowdSocket(writer, reader)
 
 
 def _status(head: bytes) -> int:
