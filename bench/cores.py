@@ -1,4 +1,4 @@
-"""Who runs on which core.
+"""Pins each program of a benchmark to its cores.
 
 The server under test has the first core to itself. The load and the store share the second on a machine with two; with
 three or more the store has the third. That is the same for every contestant, and what the server's own process spends per

@@ -42,7 +42,7 @@ class Contestant(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What is asked: the requests of the load, the same for all contestants or (by name) each with its own."""
+    """The work of a benchmark: the requests of the load, the same for all contestants or (by name) each with its own."""
 
     name: str
     requests: Mapping[str, Sequence[Request]]

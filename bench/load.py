@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What the load saw: how many answers in how long, and how long each took."""
+    """The outcome of a load: how many answers in how long, and how long each took."""
 
     requests: int
     errors: int

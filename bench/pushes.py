@@ -1,4 +1,4 @@
-"""What the benchmarks of registry and config share: the servers, calls at a rate, and the time from a change to its watchers.
+"""Shared by the benchmarks of registry and config: the servers, calls at a rate, and the time from a change to its watchers.
 
 Watchers over HTTP are as thin as can be, the same for us and for etcd's JSON gateway: a socket each, and a search for the
 mark of a change in what arrives. etcd over gRPC is watched through one channel, as its users do.

@@ -38,7 +38,7 @@ SENDER: Final = ROOT / "bench" / "contestants" / "python" / "limiters.py"
 
 
 class Race(msgspec.Struct, frozen=True):
-    """What the strict upstream saw of one contestant, over all runs."""
+    """The arrivals that the strict upstream saw of one contestant, over all runs."""
 
     contestant: str
     refused: int

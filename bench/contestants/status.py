@@ -24,13 +24,13 @@ ENOUGH = 1e9
 
 
 class StatusQuery(Wire, frozen=True):
-    """Who asks."""
+    """The query of a status."""
 
     user_id: Annotated[str, Meta(max_length=64)]
 
 
 class StatusAnswer(Wire, frozen=True):
-    """What a waiter is told."""
+    """The status of a waiter."""
 
     status: str
     rank: int

@@ -32,7 +32,7 @@ async def run_for(seconds: float) -> None:
 
 
 class Outcome(StrEnum):
-    """What a caller was told."""
+    """The answer that a caller got."""
 
     OK = "ok"
     REFUSED = "refused"  # surely not done

@@ -17,7 +17,7 @@ DEADLINE = 2.0
 
 
 class Answer(NamedTuple):
-    """What one request got, and when."""
+    """The answer to one request, and when it came."""
 
     client: int
     began: float

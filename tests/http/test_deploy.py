@@ -1,4 +1,4 @@
-"""What `deploy/` ships for Kubernetes, Prometheus and Grafana: it runs as written, and speaks of figures that exist."""
+"""The files of `deploy/` for Kubernetes, Prometheus and Grafana: they run as written, and speak of figures that exist."""
 
 from __future__ import annotations
 

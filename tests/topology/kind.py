@@ -1,4 +1,4 @@
-"""What every topology can do, so that one test runs on all of them."""
+"""The interface of every topology, so that one test runs on all of them."""
 
 from __future__ import annotations
 

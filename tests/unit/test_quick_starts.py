@@ -1,4 +1,4 @@
-"""What the README and the docs tell people to type: it is there, and it is not refused for its form."""
+"""The commands that README and docs tell people to type: each is there, and it is not refused for its form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upstream's policy and a request's headers may say, and what a limit becomes for the scripts."""
+"""The values that an upstream's policy and a request's headers may have, and what a limit becomes for the scripts."""
 
 from __future__ import annotations
 

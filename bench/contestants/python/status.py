@@ -11,7 +11,7 @@ store = redis.asyncio.Redis(port=int(os.environ["STORE_PORT"]), decode_responses
 
 
 class Status(BaseModel):
-    """What a waiter is told."""
+    """The status of a waiter."""
 
     status: str
     rank: int

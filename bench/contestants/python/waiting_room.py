@@ -13,14 +13,14 @@ store = redis.asyncio.Redis(port=int(os.environ["STORE_PORT"]), decode_responses
 
 
 class EntryRequest(BaseModel):
-    """Who comes."""
+    """The body of an entry."""
 
     model_config = ConfigDict(extra="forbid")
     nickname: str = Field(min_length=1, max_length=64)
 
 
 class Status(BaseModel):
-    """What a waiter is told."""
+    """The status of a waiter."""
 
     status: str
     rank: int
