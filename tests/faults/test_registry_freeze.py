@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from headgate.kit.problems import StoreUnavailable
 from headgate.registry.model import InstanceBeat, Record
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
+from headgate.sdk import Headgate
 from headgate.store import StoreSettings, open_store
 from headgate.store.watch.feed import FeedChange
 from tests.faults.load import PATIENT_MS
@@ -224,3 +226,47 @@ async def test_a_store_that_was_frozen_and_then_refuses_writes_was_away_once(fre
         take_writes(server, True)
         await beat(registry, "a")
         assert await names(registry) == ALL
+
+
+@pytest.mark.parametrize("mode", ["same watch", "new watch"])
+@pytest.mark.topology("standalone")
+async def test_a_watcher_drops_nobody_while_the_store_takes_no_writes(
+    fresh_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """After a loss of data, whoever lives registers again; where that is refused, nobody is missing yet."""
+    monkeypatch.setattr("headgate.store.watch.reader.BOOKMARK_SECONDS", 0.2)
+    server = fresh_server()
+    lease = 2
+    async with registries(server, 1) as (registry,), Headgate(server.url, prefix="t", snapshot_dir=tmp_path) as hg:
+        seen: list[str] = []
+        await hg.registry.subscribe(
+            "game/g", lambda change: seen.append(f"{change.kind} {change.instance.instance_id}")
+        )
+        await register(registry, lease)
+        await eventually(lambda: len(seen) == 3)
+        if mode == "same watch":
+            # The service is not empty after the loss, so that the store gives a position to go on from.
+            for node in server.nodes:
+                node.command("FLUSHALL")
+            record = Record(type="game", group="g", instance_id="c", hostname="h", ttl_seconds=60)
+            await registry.register(NS, record)
+            await asyncio.sleep(0.5)
+            take_writes(server, False)
+        else:
+            for node in server.nodes:
+                node.command("FLUSHALL")
+            take_writes(server, False)
+        await asyncio.sleep(2 * lease)
+        for node in server.nodes:
+            if mode == "new watch":
+                node.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.sleep(1)
+        assert not [each for each in seen if each.startswith("removed")]
+        take_writes(server, True)
+        for _ in range(2 * lease):
+            for name in ("a", "c"):
+                record = Record(type="game", group="g", instance_id=name, hostname="h", ttl_seconds=60)
+                await registry.register(NS, record)
+            await asyncio.sleep(0.5)
+        await eventually(lambda: "removed b" in seen, 3 * lease)
+        assert not {"removed a", "removed c"} & set(seen)

@@ -40,6 +40,7 @@ from headgate.store.watch.reader import PAGE, FeedReader, Subscription
 
 READ = script("headgate.store.watch", "feed_read")
 SETTLE = script("headgate.store.watch", "feed_settle")
+CONFIRM = script("headgate.store.watch", "feed_confirm")
 
 __all__ = ["Bookmark", "Compacted", "Feed", "FeedChange", "Notice", "Notices", "Reset", "Snapshot"]
 
@@ -78,6 +79,10 @@ class Feed(Generic[Item]):
             await self._settle(thing)
         else:
             await self._store.run(SETTLE, thing)
+
+    async def confirm(self, thing: Thing) -> None:
+        """Make sure that the store takes writes where a thing lives; raises StoreUnavailable if it does not."""
+        await self._store.run(CONFIRM, thing)
 
     async def watch(self, thing: Thing, after: int | None = None) -> Notices[Item]:
         """Follow a thing from a revision on; without one, its present state comes first."""

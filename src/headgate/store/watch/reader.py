@@ -34,6 +34,8 @@ TIMER_SECONDS: Final = 2.0
 DEAF_TIMER_SECONDS: Final = 0.5
 BOOKMARK_SECONDS: Final = 15.0
 CATCHING_UP: Final = 8
+DOUBT_SECONDS: Final = 60.0
+OUTAGE_SECONDS: Final = 1.0
 
 log = get_logger()
 
@@ -46,6 +48,9 @@ class FeedSource(Protocol[Item]):
 
     async def list(self, thing: Thing) -> Snapshot[Item]:
         """Give the present state."""
+
+    async def confirm(self, thing: Thing) -> None:
+        """Make sure that the store takes writes; raises if it does not."""
 
     def note_lag(self) -> None:
         """Hear that a reader has, or has not, heard from the store."""
@@ -64,7 +69,12 @@ class Subscription(Generic[Item]):
 
 
 class FeedReader(Generic[Item]):
-    """Follows one thing for all its watchers."""
+    """Follows one thing for all its watchers.
+
+    For DOUBT_SECONDS after a loss of history, members write themselves anew, and watchers take those who do not for gone. If
+    the store cannot be read or takes no writes meanwhile (a primary without its replicas answers reads), nobody could: the
+    reader then says nothing until a write is taken, and reports the loss again.
+    """
 
     def __init__(self, feed: FeedSource[Item], thing: Thing) -> None:
         self.watchers = 0
@@ -89,6 +99,12 @@ class FeedReader(Generic[Item]):
         self._listing: asyncio.Task[Snapshot[Item]] | None = None
         self._catching_up = asyncio.Semaphore(CATCHING_UP)
         self._task: asyncio.Task[None] | None = None
+        self._doubted_until = 0.0
+        self._interrupted = False
+
+    @property
+    def _in_doubt(self) -> bool:
+        return monotonic() < self._doubted_until
 
     @property
     def silent_seconds(self) -> float:
@@ -212,7 +228,8 @@ class FeedReader(Generic[Item]):
         while True:
             async with self._catching_up:
                 page = await self._feed.read(self._thing, position)
-            if page.what == "same":
+                await self._confirm()
+            if page.what == "same" and not self._interrupted:
                 for change in page.changes:
                     yield change
                     position = change.revision
@@ -220,7 +237,7 @@ class FeedReader(Generic[Item]):
                     yield Bookmark(position, page.epoch)
                     return
                 continue
-            if page.what == "new" and position == 0:
+            if page.what == "new" and position == 0 and not self._in_doubt:
                 yield Bookmark(position, page.epoch)
                 return
             yield Compacted(page.revision) if page.what == "compacted" else Reset(page.epoch, page.revision)
@@ -228,6 +245,10 @@ class FeedReader(Generic[Item]):
             yield snapshot
             yield Bookmark(snapshot.revision, snapshot.epoch)
             return
+
+    async def _confirm(self) -> None:
+        if self._in_doubt or self._interrupted:
+            await self._feed.confirm(self._thing)
 
     async def _list(self) -> Snapshot[Item]:
         """List once for all who ask at the same moment."""
@@ -251,6 +272,7 @@ class FeedReader(Generic[Item]):
                     return
                 except HeadgateError as error:
                     log.debug("cannot read on", thing=self._thing.tag, error=str(error))
+                    self._interrupted = self._interrupted or self._in_doubt
                     self._feed.note_lag()
                     await asyncio.sleep(DEAF_TIMER_SECONDS)
                     continue
@@ -270,15 +292,19 @@ class FeedReader(Generic[Item]):
             self._restart(page.epoch, page.revision)
             self._started = True
         else:
+            asked = monotonic()
             page = await self._feed.read(self._thing, self._position)
+            await self._confirm()
+            self._interrupted = self._interrupted or (self._in_doubt and monotonic() - asked > OUTAGE_SECONDS)
             # Another epoch may be there at the same position too: the clock was set back, and then everything was lost.
-            replaced = self._position > 0 and page.epoch != self._epoch
+            replaced = (self._position > 0 and page.epoch != self._epoch) or self._interrupted
             if page.what == "same" and not replaced:
                 self._epoch = page.epoch
                 self._keep(page.changes)
-            elif page.what != "new" or self._position:
+            elif page.what != "new" or self._position or replaced:
                 if replaced or page.revision < self._position:
                     self.history += 1
+                    self._doubted_until, self._interrupted = monotonic() + DOUBT_SECONDS, False
                 self._restart(page.epoch, page.revision)
                 restarted = True
         self._heard_at = monotonic()
