@@ -20,7 +20,7 @@ from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import HeadgateError
 from headgate.relay.model import Kind, Limit, Per
 from headgate.relay.upstreams import Upstreams
-from headgate.relay.waiting import UserLines
+from headgate.relay.waiters import UserLines
 from tests.store.relay_world import Counting, Node, nodes, window
 from tests.topology import FakeClock, FaultyProxy, Standalone, Topology, eventually
 from tests.topology.node import Node as Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.relay.waiting import UserLines
+from headgate.relay.waiters import UserLines
 
 LONG_SECONDS = 600.0
 

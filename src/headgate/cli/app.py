@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from headgate import __version__
-from headgate.cli import misuse, output
-from headgate.cli.next_steps import next_step
+from headgate.cli import output, usage_errors
+from headgate.cli.error_advice import next_step
 from headgate.kit.problems import HeadgateError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -139,7 +139,7 @@ app.command(
     "headgate.cli.commands.top:top", name="top", help="Watch queues, servers, services, upstreams and locks live."
 )
 app.command(
-    "headgate.cli.commands.doctor:doctor",
+    "headgate.cli.commands.doctor.command:doctor",
     name="doctor",
     help="Check the store or a gateway, and say what to do about each finding.",
 )
@@ -167,7 +167,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except CycloptsError as error:
         named = " ".join(("headgate", *(error.command_chain or ()), "--help"))
-        output.complain(misuse.explain(error), f"`{named}` shows what there is.")
+        output.complain(usage_errors.explain(error), f"`{named}` shows what there is.")
         return MISUSED
     except HeadgateError as error:
         if debug:

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
 from headgate.kit.problems import InvalidRequest
-from headgate.relay.model import JobState, JobView
+from headgate.relay.model import JobState
 from headgate.relay.problems import JobUnknown
+from headgate.relay.wire import JobView
 from headgate.store import Store, Thing
 
 FINISHED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED})

@@ -18,10 +18,11 @@ import msgspec
 
 from headgate.kit.ids import new_ulid
 from headgate.relay.job_listing import JobListing
-from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
+from headgate.relay.model import JobState, Order, upstream_name
 from headgate.relay.problems import JobSending, JobUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.wire import JobView, Response
 from headgate.store import Store, script
 from headgate.store.client.link import Reply
 
@@ -64,7 +65,7 @@ class NextJobs(msgspec.Struct, frozen=True):
     ready: int
 
 
-class Jobs:
+class JobQueue:
     """Accepts jobs, tells how they stand, and cancels them; sending them is the runner's."""
 
     def __init__(self, store: Store, upstreams: Upstreams, settings: RelaySettings) -> None:

@@ -19,16 +19,17 @@ from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.forward import Forwarder, RelayAnswer, RelayRequest
+from headgate.relay.forwarder import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import target_of, trace_of
-from headgate.relay.incoming import KeptBody
-from headgate.relay.job_holdings import HeldJob, Holdings
-from headgate.relay.job_queue import Jobs, response_of
-from headgate.relay.model import JobState, Order, Response, Upstream
+from headgate.relay.held_jobs import HeldJob, HeldJobs
+from headgate.relay.job_queue import JobQueue, response_of
+from headgate.relay.model import JobState, Order, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import JobSending, JobTaken, LineFull, UpstreamFailed, UpstreamTimeout
+from headgate.relay.request_body import BufferedBody
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.wire import Response
 from headgate.store import ServerError, Store
 from headgate.store.errors import as_problem
 
@@ -52,7 +53,7 @@ class JobRunner:
     """Sends the jobs of every upstream, together with the runners of other processes."""
 
     def __init__(
-        self, store: Store, upstreams: Upstreams, permits: Permits, forwarder: Forwarder, jobs: Jobs,
+        self, store: Store, upstreams: Upstreams, permits: Permits, forwarder: Forwarder, jobs: JobQueue,
         settings: RelaySettings,
     ) -> None:  # fmt: skip
         self._store = store
@@ -64,7 +65,7 @@ class JobRunner:
         self._loop = asyncio.get_running_loop()
         self._look = asyncio.Event()
         self._held: dict[str, HeldJob] = {}
-        self._holdings: dict[str, Holdings] = {}
+        self._holdings: dict[str, HeldJobs] = {}
         self._listening = ExitStack()
         self._heard: set[str] = set()
         self._finishing = False
@@ -108,7 +109,7 @@ class JobRunner:
     async def _take(self, upstream: str, group: asyncio.TaskGroup) -> None:
         """Take the next jobs of one upstream, of its users in turn."""
         holder = self._permits.process
-        holdings = self._holdings.setdefault(upstream, Holdings(self._settings.held_jobs))
+        holdings = self._holdings.setdefault(upstream, HeldJobs(self._settings.held_jobs))
         users = await self._jobs.due(upstream, holder, PAGE)
         for user in users:
             if self._finishing:
@@ -135,7 +136,7 @@ class JobRunner:
         await _cancelled(waiting)
         await asyncio.gather(*(self._give_back(held, at_once=False) for held in waiting))
 
-    def _hold(self, holdings: Holdings, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup) -> None:
+    def _hold(self, holdings: HeldJobs, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup) -> None:
         for id in ids:
             if id not in self._held:
                 held = self._held[id] = HeldJob(upstream, user, id)
@@ -143,7 +144,7 @@ class JobRunner:
                 held.task = group.create_task(self._keep(held))
                 held.task.add_done_callback(partial(self._let_go, holdings, held))
 
-    def _let_go(self, holdings: Holdings, held: HeldJob, task: asyncio.Task[None]) -> None:
+    def _let_go(self, holdings: HeldJobs, held: HeldJob, task: asyncio.Task[None]) -> None:
         if holdings.room <= 0:
             self._look.set()  # somebody may have been left out
         del self._held[held.id]
@@ -312,4 +313,4 @@ async def _cancelled(jobs: Sequence[HeldJob]) -> None:
 def _request(policy: Upstream, order: Order) -> RelayRequest:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in order.headers]
     target = target_of(policy, order.path.encode("latin-1"), order.query.encode("latin-1"))
-    return RelayRequest(order.method, target, headers, KeptBody(order.body), order.user, order.units)
+    return RelayRequest(order.method, target, headers, BufferedBody(order.body), order.user, order.units)

@@ -41,7 +41,7 @@ JOBS = UPSTREAMS.counter("headgate_relay_jobs_total", "jobs that ended, by state
 STORE_CALLS = UPSTREAMS.counter("headgate_relay_store_calls_total", "script calls made for permits", ("script",))
 
 
-class Later:
+class DeferredMetric:
     """A count or gauge that is told a few times a second: a metric that processes share costs more than an addition."""
 
     __slots__ = ("_metric", "_soon", "_sum")
@@ -68,7 +68,7 @@ class Later:
             self._sum = 0
 
 
-class Meters:
+class UpstreamMetrics:
     """One upstream's metrics, looked up once: a label costs more to find than a number to add."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Meters:
     def __init__(self, upstream: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._armed = False
-        self._later: list[Later] = []
+        self._later: list[DeferredMetric] = []
         self.upstream = upstream
         self.waiting = WAITING.labels(upstream)
         self.in_flight = self._make(IN_FLIGHT.labels(upstream))
@@ -90,8 +90,8 @@ class Meters:
         self.largest_window = LARGEST_WINDOW.labels(upstream)
         self.utilisation = UTILISATION.labels(upstream)
         self.late_permits = LATE_PERMITS.labels(upstream)
-        self._answers: dict[str, Later] = {}
-        self._calls: dict[str, Later] = {}
+        self._answers: dict[str, DeferredMetric] = {}
+        self._calls: dict[str, DeferredMetric] = {}
 
     def answer(self, outcome: str) -> None:
         """Count how a request ended."""
@@ -113,8 +113,8 @@ class Meters:
         for one in self._later:
             one.tell()
 
-    def _make(self, metric: CounterSeries | GaugeSeries) -> Later:
-        made = Later(metric, self._soon)
+    def _make(self, metric: CounterSeries | GaugeSeries) -> DeferredMetric:
+        made = DeferredMetric(metric, self._soon)
         self._later.append(made)
         return made
 

@@ -20,12 +20,13 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
 from headgate.kit.underway import Underway
 from headgate.relay import metrics
-from headgate.relay.metrics import Meters
-from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
+from headgate.relay.metrics import UpstreamMetrics
+from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
-from headgate.relay.upstream_site import UpstreamSite
+from headgate.relay.upstream_state import UpstreamState
 from headgate.relay.upstreams import Upstreams
-from headgate.relay.waiting import PermitWaiter
+from headgate.relay.waiters import PermitWaiter
+from headgate.relay.wire import UpstreamView
 from headgate.store import Script, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
 
@@ -114,7 +115,7 @@ class Permits:
         self._upstreams = upstreams
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._sites: dict[str, UpstreamSite[Permit]] = {}
+        self._sites: dict[str, UpstreamState[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._asking = Underway()
         self._closing = False
@@ -203,7 +204,7 @@ class Permits:
                     site.meters.waiting.dec()
 
     async def _ask(
-        self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: PermitWaiter, most: int, deadline: float
+        self, site: UpstreamState[Permit], policy: Upstream, user: str, waiter: PermitWaiter, most: int, deadline: float
     ) -> list[Reply]:
         """Ask once; while the store is away, wait and ask again until the deadline.
 
@@ -284,7 +285,7 @@ class Permits:
             await asyncio.wait(tuple(self._settling), timeout=seconds)
 
     async def _settle(
-        self, site: UpstreamSite[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
+        self, site: UpstreamState[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
     ) -> None:
         policy = permit.policy
         late_ms, jitter = round(policy.delivery_seconds * 1000), _jitter()
@@ -306,7 +307,7 @@ class Permits:
             except StoreUnavailable:
                 await asyncio.sleep(STORE_PAUSE)
 
-    async def _cancel(self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: str) -> None:
+    async def _cancel(self, site: UpstreamState[Permit], policy: Upstream, user: str, waiter: str) -> None:
         limit = self._loop.time() + policy.lease_ms / 1000
         while self._loop.time() < limit:
             try:
@@ -318,7 +319,7 @@ class Permits:
                 await asyncio.sleep(STORE_PAUSE)
 
     async def _run(
-        self, what: Script, site: UpstreamSite[Permit], user: str, *args: Arg, deadline: float | None = None
+        self, what: Script, site: UpstreamState[Permit], user: str, *args: Arg, deadline: float | None = None
     ) -> Reply:
         site.meters.call(what.name)
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
@@ -329,16 +330,16 @@ class Permits:
         task.add_done_callback(self._settling.discard)
         return task
 
-    def meters(self, name: str) -> Meters:
+    def meters(self, name: str) -> UpstreamMetrics:
         """Give an upstream's metrics."""
         return self._site(name).meters
 
-    def _site(self, name: str) -> UpstreamSite[Permit]:
+    def _site(self, name: str) -> UpstreamState[Permit]:
         site = self._sites.get(name)
         if self._beat is None:
             self._beat = self._store.errands.start(self._keep_beating())
         if site is None:
-            site = self._sites[name] = UpstreamSite(name, self.thing(name), self._hurry)
+            site = self._sites[name] = UpstreamState(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)
             site.listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
         return site
@@ -359,7 +360,7 @@ class Permits:
                 self._sites.pop(name).listening.close()
             await asyncio.gather(*(self._beat_once(site) for site in busy))
 
-    async def _beat_once(self, site: UpstreamSite[Permit]) -> None:
+    async def _beat_once(self, site: UpstreamState[Permit]) -> None:
         beaten = self._loop.time()
         try:
             told, site.unheard = site.unheard, False
@@ -393,7 +394,7 @@ class Permits:
         except HeadgateError as error:
             log.debug("no sign of life could be given", upstream=site.name, error=error.detail)
 
-    async def _report(self, site: UpstreamSite[Permit]) -> None:
+    async def _report(self, site: UpstreamState[Permit]) -> None:
         """Say again what is in hand, from not yet sent to not yet ended: the store may have forgotten it."""
         log.info("history may be lost, holding for one window", upstream=site.name)
         metrics.HOLDS.labels(site.name).inc()
@@ -403,7 +404,7 @@ class Permits:
         await asyncio.gather(*(self._report_user(site, user, permits) for user, permits in users.items()))
         site.lines.show_places()
 
-    async def _report_user(self, site: UpstreamSite[Permit], user: str, permits: list[Permit]) -> None:
+    async def _report_user(self, site: UpstreamState[Permit], user: str, permits: list[Permit]) -> None:
         ids = [permit.id for permit in permits]
         await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
 

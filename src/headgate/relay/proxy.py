@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from math import ceil
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote
 
 import msgspec
 
 from headgate.http.client_response import Headers
-from headgate.http.routes import Call, Receive, Scope, Send
+from headgate.http.routes import Call, ClientGone, Message, Receive, Scope, Send, Stopping, cancelled
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, StoreUnavailable, TooLarge
-from headgate.relay.forward import Forwarder, RelayAnswer, RelayRequest
+from headgate.relay.forwarder import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import (
     refuse_ambiguous,
     request_headers,
@@ -29,11 +29,12 @@ from headgate.relay.headers import (
     whole_number,
     with_trace,
 )
-from headgate.relay.incoming import Attendance, Incoming
-from headgate.relay.job_queue import Jobs
-from headgate.relay.model import JobState, JobView, Order, Upstream, UpstreamView, upstream_name
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.model import JobState, Order, Upstream, upstream_name
+from headgate.relay.request_body import RequestBody
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.wire import JobView, UpstreamView
 
 PREFIX: Final = b"/relay/"
 LONGEST_DEADLINE_MS: Final = 86_400_000
@@ -46,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 class Proxy:
     """A plain ASGI application; the gateway in front of it has checked the token."""
 
-    def __init__(self, upstreams: Upstreams, forwarder: Forwarder, jobs: Jobs, settings: RelaySettings) -> None:
+    def __init__(self, upstreams: Upstreams, forwarder: Forwarder, jobs: JobQueue, settings: RelaySettings) -> None:
         self._upstreams = upstreams
         self._forwarder = forwarder
         self._jobs = jobs
@@ -67,10 +68,10 @@ class Proxy:
         target = target_of(view.policy, path, scope["query_string"])
         units = units_of(headers)
         wait_ms = asked_ms or (self._settings.job_ms if job else round(view.policy.deadline_seconds * 1000))
-        body = Incoming(receive, headers, self._settings.buffer_bytes)
+        body = RequestBody(receive, headers, self._settings.buffer_bytes)
         headers = [*_named(headers, call), (b"x-request-id", call.request_id.encode())]
         request = RelayRequest(scope["method"], target, headers, body, user, units)
-        attendance = Attendance(call, body, self._settings.drain_seconds)
+        attendance = DisconnectWatcher(call, body, self._settings.drain_seconds)
         # With the last word the client need not stay: it is not cancelled for leaving then.
         send = attendance.until_last(send)
         try:
@@ -110,7 +111,7 @@ class Proxy:
         self, view: UpstreamView, request: RelayRequest, path: bytes, query: bytes, wait_ms: int, send: Send
     ) -> None:
         """Keep the request as a job and say where its answer will be."""
-        assert isinstance(request.body, Incoming)
+        assert isinstance(request.body, RequestBody)
         body = await request.body.whole(self._settings.job_bytes)
         if body is None:
             raise TooLarge(f"The body of a job may have {self._settings.job_bytes} bytes.")
@@ -142,7 +143,74 @@ class Proxy:
         await send({"type": "http.response.body", "body": content})
 
 
-async def _attended(work: Awaitable[None], attendance: Attendance) -> None:
+class DisconnectWatcher:
+    """Cancels the task that serves a client who has left, whose body is broken, or whose relay has no more time."""
+
+    def __init__(self, call: Call, body: RequestBody, drain_seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._stop = call.stop
+        self._body = body
+        self._drain_seconds = drain_seconds
+        self._reason: BaseException | None = None
+        self._over = False
+        self.begun = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._listening: asyncio.Task[None] | None = None
+        call.departure().add_done_callback(self._departed)
+        if body.length is None or body.length > 0:
+            self._listen()
+
+    def until_last(self, send: Send) -> Send:
+        """Give a `send` that ends the attendance before the last word goes out: who leaves after that misses nothing."""
+
+        def sending(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                self.begun = True
+            elif not message.get("more_body", False):
+                self._over = True
+            return send(message)
+
+        return sending
+
+    def explain(self) -> None:
+        """Raise the reason if it was we who cancelled."""
+        if self._reason is not None and self._task.uncancel() == 0:
+            raise self._reason
+
+    async def end(self) -> None:
+        """Stop attending."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listening is not None:
+            await cancelled(self._listening)
+
+    def _departed(self, _: asyncio.Future[None]) -> None:
+        if self._over:
+            return
+        if not self._stop.raised:
+            self._cancel(ClientGone())
+            return
+        self._timer = self._loop.call_later(self._drain_seconds, self._cancel, Stopping(retry_after=1))
+        if self._listening is None:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._listening = asyncio.ensure_future(self._body.listen())
+        self._listening.add_done_callback(self._heard)
+
+    def _heard(self, listening: asyncio.Task[None]) -> None:
+        if not listening.cancelled():
+            self._cancel(listening.exception() or ClientGone())
+
+    def _cancel(self, reason: BaseException) -> None:
+        if not self._over and self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+
+async def _attended(work: Awaitable[None], attendance: DisconnectWatcher) -> None:
     """Await work that the attendance may cancel, and raise its reason then."""
     try:
         await work

@@ -7,14 +7,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from headgate.http.routes import Access, Mount
-from headgate.kit.life import Job
-from headgate.relay.forward import Forwarder
-from headgate.relay.job_queue import Jobs
+from headgate.relay.forwarder import Forwarder
+from headgate.relay.job_queue import JobQueue
 from headgate.relay.job_runner import JobRunner
 from headgate.relay.permits import CLOSE_SECONDS, Permits
 from headgate.relay.proxy import Proxy
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
 
@@ -30,8 +28,7 @@ class Relay:
         self.upstreams = Upstreams(store)
         self.permits = Permits(store, self.upstreams)
         self.forwarder = Forwarder(self.permits, self.settings)
-        self.jobs = Jobs(store, self.upstreams, self.settings)
-        self.sweep = RelaySweep(store, self.upstreams, self.jobs)
+        self.jobs = JobQueue(store, self.upstreams, self.settings)
 
     async def __aenter__(self) -> Self:
         await self.permits.__aenter__()
@@ -54,12 +51,3 @@ class Relay:
     def runner(self) -> JobRunner:
         """Give what sends jobs."""
         return JobRunner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)
-
-
-def jobs(relay: Relay) -> list[Job]:
-    """List what a worker does for the relay."""
-    runner = relay.runner()
-    return [
-        Job("relay sweep", relay.sweep.step, every_seconds=1.0),
-        Job("relay jobs", runner.run, finish=runner.finish),
-    ]

@@ -11,9 +11,10 @@ import msgspec
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, OutcomeUnknown, StoreUnavailable
-from headgate.relay.census import UserCensus
-from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
+from headgate.relay.model import NAMESPACE, Upstream, upstream_name
 from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.upstream_status import UpstreamStatusReader
+from headgate.relay.wire import UpstreamStatus, UpstreamView, UserFigures
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Reply
 
@@ -43,7 +44,7 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[UpstreamView, float]] = {}
         self._seen: dict[str, float] = {}
-        self._counts: dict[str, UserCensus] = {}
+        self._counts: dict[str, UpstreamStatusReader] = {}
 
     @property
     def index(self) -> Index:
@@ -159,7 +160,7 @@ class Upstreams:
             async def figures(user: str) -> UserFigures:
                 return (await self.figures(name, user))[0]
 
-            census = self._counts[name] = UserCensus(self._store, self.thing(name), figures)
+            census = self._counts[name] = UpstreamStatusReader(self._store, self.thing(name), figures)
         return await census.status()
 
     def _remember(self, view: UpstreamView) -> None:

@@ -16,8 +16,8 @@ from rich.text import Text
 from headgate.arena.client import ArenaClosed, ArenaVisit, enter
 from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Notice, PlayerCount, Said
 from headgate.cli import output
-from headgate.cli.commands.line_editor import LineEditor, unechoed
-from headgate.cli.next_steps import instead, no_queue
+from headgate.cli.commands.terminal_input import LineEditor, unechoed
+from headgate.cli.error_advice import instead, no_queue
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.sdk import Headgate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from headgate.cli import output
-from headgate.cli.flags import Json
+from headgate.cli.options import Json
 from headgate.cli.settings import read_settings
 
 

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli import output
-from headgate.cli.commands.policy_words import in_words
-from headgate.cli.commands.standing import SystemStatus, read_standing
-from headgate.cli.flags import Json
+from headgate.cli.commands.queue_policy_text import in_words
+from headgate.cli.commands.system_status import SystemStatus, read_standing
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.sdk import Headgate

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
-from headgate.cli.processes.parent import gateway_application, serve_edge
-from headgate.cli.processes.process import begin
+from headgate.cli.options import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.serving import gateway_application, serve_edge
+from headgate.cli.processes.startup import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
 

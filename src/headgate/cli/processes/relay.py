@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
-from headgate.cli.processes.parent import relay_application, serve_edge
-from headgate.cli.processes.process import begin
+from headgate.cli.options import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.serving import relay_application, serve_edge
+from headgate.cli.processes.startup import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.settings import Configuration

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
+from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.relay import metrics
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
 from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.relay import Relay
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Store, Thing, script
 
@@ -30,7 +32,7 @@ log = get_logger()
 class RelaySweep:
     """Visits upstreams that are due; any number of workers may."""
 
-    def __init__(self, store: Store, upstreams: Upstreams, jobs: Jobs) -> None:
+    def __init__(self, store: Store, upstreams: Upstreams, jobs: JobQueue) -> None:
         self._store = store
         self._jobs = jobs
         self._upstreams = upstreams
@@ -95,3 +97,12 @@ class RelaySweep:
                 yield field.decode().partition(" ")[2]
             if cursor == b"0":
                 return
+
+
+def jobs(relay: Relay) -> list[Job]:
+    """List the jobs of the relay: the sweep of upstreams that are due, and the sending of requests that were accepted."""
+    sweep, runner = RelaySweep(relay.store, relay.upstreams, relay.jobs), relay.runner()
+    return [
+        Job("relay sweep", sweep.step, every_seconds=1.0),
+        Job("relay jobs", runner.run, finish=runner.finish),
+    ]

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
-from headgate.relay.model import UpstreamStatus, UserFigures
+from headgate.relay.wire import UpstreamStatus, UserFigures
 from headgate.store import Store, Thing
 
 PAGE: Final = 200
@@ -16,7 +16,7 @@ REST: Final = 9
 NOBODY: Final = ""
 
 
-class UserCensus:
+class UpstreamStatusReader:
     """The count of one upstream's users.
 
     Whoever asks while somebody counts gets that count. One of more than a page stands for nine times as long as it took, so

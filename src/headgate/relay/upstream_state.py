@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final, Generic, TypeVar, cast
 
-from headgate.relay.metrics import Meters
-from headgate.relay.waiting import UserLines
+from headgate.relay.metrics import UpstreamMetrics
+from headgate.relay.waiters import UserLines
 from headgate.store import Thing
 from headgate.store.client.link import Reply
 
@@ -16,7 +16,7 @@ UNLIMITED: Final = 1_000_000
 P = TypeVar("P")
 
 
-class UpstreamSite(Generic[P]):
+class UpstreamState(Generic[P]):
     """What this process has at one upstream."""
 
     __slots__ = ("_hurry", "answered_at", "epoch", "heard", "held", "largest", "lines", "listening", "meters", "name",
@@ -28,7 +28,7 @@ class UpstreamSite(Generic[P]):
         self.thing = thing
         self.lines = UserLines()
         self.listening = ExitStack()
-        self.meters = Meters(name)
+        self.meters = UpstreamMetrics(name)
         self.held: dict[str, P] = {}
         self.streaming: dict[str, P] = {}
         self.heard = asyncio.get_running_loop().time()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from headgate.cli.commands.findings import RIGHTS, Finding, Severity
-from headgate.cli.commands.upstream_keys import find_keys, left_over
+from headgate.cli.commands.doctor.store_checks import RIGHTS, Finding, Severity
+from headgate.cli.commands.doctor.upstream_keys import find_keys, left_over
 from headgate.kit.problems import HeadgateError
 from headgate.locks.invariants import inspect as inspect_lock
 from headgate.registry.invariants import inspect as inspect_service

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headgate.cli.processes.local_store import local_store
-from headgate.cli.processes.process import listen_operations
+from headgate.cli.processes.startup import listen_operations
 from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.http.server import serve
 from headgate.kit.life import Life
@@ -51,15 +51,15 @@ def gateway_application(
     configuration: Configuration, settings: GatewaySettings, store_url: str
 ) -> AbstractAsyncContextManager[Gateway]:
     """Give what one worker of a gateway serves."""
-    from headgate.cli.processes.assembly import open_application
+    from headgate.cli.processes.assembly import Process, open_application
 
-    return open_application(configuration, settings, store_url)
+    return open_application(Process.GATEWAY, configuration, settings, store_url)
 
 
 def relay_application(
     configuration: Configuration, settings: GatewaySettings, store_url: str, *, demo: bool = False
 ) -> AbstractAsyncContextManager[Gateway]:
     """Give what one worker of a relay serves."""
-    from headgate.cli.processes.relay_assembly import open_relay
+    from headgate.cli.processes.assembly import Process, open_application
 
-    return open_relay(configuration, settings, store_url, demo=demo)
+    return open_application(Process.RELAY, configuration, settings, store_url, demo=demo)

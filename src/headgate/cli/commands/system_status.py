@@ -13,7 +13,7 @@ from headgate.kit.problems import HeadgateError
 from headgate.kit.wire import Wire
 from headgate.locks.model import LockState
 from headgate.registry.model import ServiceSummary
-from headgate.relay.model import UpstreamStatus
+from headgate.relay.wire import UpstreamStatus
 from headgate.sdk import Headgate
 from headgate.store import Store
 from headgate.waiting_room.model import ServerView

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headgate import __version__
-from headgate.cli.commands.findings import LOOPBACK, Finding, Severity, process_clocks
-from headgate.cli.next_steps import next_step
-from headgate.cli.processes.presence import PROCESS_TYPES, clock_offsets
+from headgate.cli.commands.doctor.store_checks import LOOPBACK, Finding, Severity, process_clocks
+from headgate.cli.error_advice import next_step
+from headgate.cli.processes.registration import PROCESS_TYPES, clock_offsets
 from headgate.gateway.api import SystemFacts
 from headgate.kit.problems import HeadgateError, Unauthorized
 from headgate.registry.model import Instance, Listing

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Final, cast
 from urllib.parse import unquote
 
-from headgate.cli.commands.findings import Finding, Severity
+from headgate.cli.commands.doctor.store_checks import Finding, Severity
 from headgate.store import Index, Store, Thing
 from headgate.store.client.link import LinkLost, ServerError
 from headgate.store.keys import split_tag

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import cast
+from collections.abc import AsyncIterator
 
 from headgate.http.client_response import Headers
-from headgate.http.routes import Call, ClientGone, Message, Receive, Send, Stopping, cancelled
+from headgate.http.routes import ClientGone, Receive
 
 
-class Incoming:
+class RequestBody:
     """Reads what the client sends."""
 
     def __init__(self, receive: Receive, headers: Headers, buffer_bytes: int) -> None:
@@ -106,7 +105,7 @@ class Incoming:
         return b"".join(parts)
 
 
-class KeptBody:
+class BufferedBody:
     """A body that is here already."""
 
     def __init__(self, body: bytes) -> None:
@@ -125,70 +124,3 @@ class KeptBody:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Give it."""
         yield self._body
-
-
-class Attendance:
-    """Cancels the task that serves a client who has left, whose body is broken, or whose relay has no more time."""
-
-    def __init__(self, call: Call, body: Incoming, drain_seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._stop = call.stop
-        self._body = body
-        self._drain_seconds = drain_seconds
-        self._reason: BaseException | None = None
-        self._over = False
-        self.begun = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._listening: asyncio.Task[None] | None = None
-        call.departure().add_done_callback(self._departed)
-        if body.length is None or body.length > 0:
-            self._listen()
-
-    def until_last(self, send: Send) -> Send:
-        """Give a `send` that ends the attendance before the last word goes out: who leaves after that misses nothing."""
-
-        def sending(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                self.begun = True
-            elif not message.get("more_body", False):
-                self._over = True
-            return send(message)
-
-        return sending
-
-    def explain(self) -> None:
-        """Raise the reason if it was we who cancelled."""
-        if self._reason is not None and self._task.uncancel() == 0:
-            raise self._reason
-
-    async def end(self) -> None:
-        """Stop attending."""
-        self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._listening is not None:
-            await cancelled(self._listening)
-
-    def _departed(self, _: asyncio.Future[None]) -> None:
-        if self._over:
-            return
-        if not self._stop.raised:
-            self._cancel(ClientGone())
-            return
-        self._timer = self._loop.call_later(self._drain_seconds, self._cancel, Stopping(retry_after=1))
-        if self._listening is None:
-            self._listen()
-
-    def _listen(self) -> None:
-        self._listening = asyncio.ensure_future(self._body.listen())
-        self._listening.add_done_callback(self._heard)
-
-    def _heard(self, listening: asyncio.Task[None]) -> None:
-        if not listening.cancelled():
-            self._cancel(listening.exception() or ClientGone())
-
-    def _cancel(self, reason: BaseException) -> None:
-        if not self._over and self._reason is None:
-            self._reason = reason
-            self._task.cancel()

@@ -21,10 +21,11 @@ from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
 from headgate.kit.underway import Underway
 from headgate.relay.headers import SAFE, pause_of, request_headers, response_headers, with_trace
-from headgate.relay.model import Outcome, Upstream, UpstreamView
+from headgate.relay.model import Outcome, Upstream
 from headgate.relay.permits import Permit, Permits
 from headgate.relay.problems import PermitExpired, UpstreamFailed, UpstreamTimeout
 from headgate.relay.settings import RelaySettings
+from headgate.relay.wire import UpstreamView
 
 ANSWERED_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 65_536

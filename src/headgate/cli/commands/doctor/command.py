@@ -12,12 +12,12 @@ from cyclopts import Parameter
 
 from headgate.cli import output
 from headgate.cli import running_up as whereabouts
-from headgate.cli.commands import findings, invariants
-from headgate.cli.commands.findings import RIGHTS, Finding, Severity
-from headgate.cli.commands.gateway_findings import of_gateway
-from headgate.cli.flags import Json
+from headgate.cli.commands.doctor import data_checks, store_checks
+from headgate.cli.commands.doctor.gateway_checks import of_gateway
+from headgate.cli.commands.doctor.store_checks import RIGHTS, Finding, Severity
+from headgate.cli.options import Json
 from headgate.cli.processes.local_store import NoStore
-from headgate.cli.processes.presence import PROCESS_TYPES, clock_offsets
+from headgate.cli.processes.registration import PROCESS_TYPES, clock_offsets
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.cli.target import check_url
 from headgate.kit.problems import HeadgateError
@@ -42,7 +42,7 @@ async def doctor(
     acl: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Check the store: version, persistence, memory policy, clocks, latency, scripts, topology, replication, and invariants.
+    """Check the store: version, persistence, memory policy, clocks, latency, scripts, topology, replication, and data_checks.
 
     Of a gateway: whether it answers, its version, its store, and what the token of HEADGATE_TOKEN may do there.
 
@@ -100,25 +100,25 @@ def _gateway(configuration: Configuration, url: str) -> tuple[str, str]:
 
 async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
     address = parse_address(settings.url)
-    for finding in findings.access(address):
+    for finding in store_checks.access(address):
         yield finding
     try:
         async with open_store(settings, any_store=True) as store:
             nodes = await store.facts()
             for node in nodes:
-                for finding in findings.of_node(node, address.kind, volatile=settings.volatile):
+                for finding in store_checks.of_node(node, address.kind, volatile=settings.volatile):
                     yield finding
-            for finding in findings.clocks(nodes):
+            for finding in store_checks.clocks(nodes):
                 yield finding
             for check in (
                 _processes,
                 _topology,
                 _latency,
                 _scripts,
-                invariants.queues,
-                invariants.services,
-                invariants.locks,
-                invariants.upstreams,
+                data_checks.queues,
+                data_checks.services,
+                data_checks.locks,
+                data_checks.upstreams,
             ):
                 async for finding in check(store):
                     yield finding
@@ -136,7 +136,7 @@ async def _processes(store: Store) -> AsyncIterator[Finding]:
     registry = Registry(store, RegistrySettings())
     listings = [await registry.discover("default", type) for type in PROCESS_TYPES]
     processes = [each for found in listings for each in found.instances]
-    for finding in findings.process_clocks(clock_offsets(processes), len(processes)):
+    for finding in store_checks.process_clocks(clock_offsets(processes), len(processes)):
         yield finding
 
 

@@ -38,7 +38,7 @@ class HeldJob:
         self.task: asyncio.Task[None] | None = None
 
 
-class Holdings:
+class HeldJobs:
     """Counts the jobs of one upstream that this runner holds, by user and in the order of each user's line."""
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,7 @@ class Holdings:
         self._count = 0
         self._users: dict[str, dict[str, HeldJob]] = {}
         self._free_at: dict[str, float] = {}
-        self._spare: SpareJob | None = None
+        self._spare: ReleasableJobs | None = None
 
     @property
     def room(self) -> int:
@@ -72,12 +72,12 @@ class Holdings:
         if user in self._users:
             self._free_at[user] = free_at
 
-    def spare(self, now: float) -> SpareJob:
+    def spare(self, now: float) -> ReleasableJobs:
         """List what could be given back now; a list that was made just now is used again."""
         spare = self._spare
         age = now - spare.made_at if spare is not None else SPARE_SECONDS
         if spare is None or age >= SPARE_SECONDS or (age >= LEAST_SPARE_SECONDS and spare.empty(now)):
-            spare = self._spare = SpareJob(self, now)
+            spare = self._spare = ReleasableJobs(self, now)
         return spare
 
     def waiting(self, user: str) -> list[HeldJob]:
@@ -98,10 +98,10 @@ class Holdings:
         return self._free_at.get(user, now) > now + SOON_SECONDS
 
 
-class SpareJob:
+class ReleasableJobs:
     """The jobs that could be given back, as they stood at one moment; what became of them since is seen when they are chosen."""
 
-    def __init__(self, holdings: Holdings, now: float) -> None:
+    def __init__(self, holdings: HeldJobs, now: float) -> None:
         self.made_at = now
         self._holdings = holdings
         self._far = [held for user in holdings.far_users(now) for held in holdings.waiting(user)]
