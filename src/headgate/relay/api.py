@@ -34,7 +34,7 @@ ANY_VERSION: Final = -1
 
 
 class JobFilter(PageQuery, frozen=True):
-    """Which jobs to list. Without `limit` a page has at most 200 of them."""
+    """The filter of a list of jobs. Without `limit` a page has at most 200 of them."""
 
     limit: Annotated[
         Annotated[int, Meta(ge=1, le=MOST_ON_A_PAGE)] | None,
@@ -48,7 +48,7 @@ class JobFilter(PageQuery, frozen=True):
 
 
 class RelayRoutes:
-    """The handlers."""
+    """The handlers of the relay's routes."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -103,7 +103,7 @@ class RelayRoutes:
 
         try:
             await call.attend(ask())
-            if call.departure().done():  # just when it was granted: nobody would use it, or tell of it
+            if call.departure().done():  # the client left just when it was granted: the permit would never be used
                 raise Stopping(retry_after=1) if call.stop.raised else ClientGone()
         except BaseException:
             for permit in granted:
@@ -122,16 +122,16 @@ class RelayRoutes:
         )
 
     async def complete_permit(self, call: Call) -> None:
-        told: Completion = call.body
-        view = await self._relay.upstreams.get(upstream_name(told.upstream))
-        user = user_id(told.user, "user")
+        report: Completion = call.body
+        view = await self._relay.upstreams.get(upstream_name(report.upstream))
+        user = user_id(report.user, "user")
         await self._relay.permits.complete(
-            view, user, call.path["permit"], told.outcome, age_ms=told.age_ms, pause_seconds=told.pause_seconds
+            view, user, call.path["permit"], report.outcome, age_ms=report.age_ms, pause_seconds=report.pause_seconds
         )
 
 
 def operations(relay: Relay) -> list[Operation]:
-    """List the routes."""
+    """List the relay's routes."""
     routes = RelayRoutes(relay)
     one = f"{UPSTREAMS}/{{upstream}}"
     admin, service, read = Access.ADMIN, Access.SERVICE, Access.READ

@@ -145,7 +145,7 @@ class Permits:
             self._beat.cancel()
         for site in self._sites.values():
             site.listening.close()
-            site.meters.tell()
+            site.meters.flush()
 
     def thing(self, name: str) -> Thing:
         """Name an upstream's thing."""
@@ -340,8 +340,8 @@ class Permits:
             self._beat = self._store.errands.start(self._keep_beating())
         if site is None:
             site = self._sites[name] = UpstreamState(name, self.thing(name), self._hurry)
-            hear = site.hear(self._upstreams.doubt)
-            site.listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
+            on_hint = site.subscriber(self._upstreams.expire)
+            site.listening.enter_context(self._store.hints.listen(site.thing, "events", on_hint))
         return site
 
     # Signs of life
@@ -368,7 +368,7 @@ class Permits:
             try:
                 reply = cast(
                     "list[Reply]",
-                    await self._store.run(BEAT, site.thing, process, site.told_epoch, site.answered_ms()),
+                    await self._store.run(BEAT, site.thing, process, site.reported_epoch, site.answered_ms()),
                 )
             except HeadgateError:
                 site.unheard = told
@@ -379,7 +379,7 @@ class Permits:
                 return
             self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
             site.learn(reply[0], reply[1])
-            site.told_epoch = cast("bytes", reply[0])
+            site.reported_epoch = cast("bytes", reply[0])
             # The store heard us at some moment between then and now: it may have been silent until just now.
             silent, site.heard = self._loop.time() - site.heard > SILENT_SECONDS, beaten
             if silent:

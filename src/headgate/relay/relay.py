@@ -16,11 +16,11 @@ from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
 
-REQUEST_SECONDS: Final = 4.0  # for requests on their way when it closes; the rest of CLOSE_SECONDS is to tell of them
+REQUEST_SECONDS: Final = 4.0  # for requests in flight at close; the rest of CLOSE_SECONDS is for reporting them
 
 
 class Relay:
-    """`async with Relay(store) as relay:`; inside, permits are asked for and held."""
+    """`async with Relay(store) as relay:`; permits can be acquired and held inside the block only."""
 
     def __init__(self, store: Store, settings: RelaySettings | None = None) -> None:
         self.store = store
@@ -44,10 +44,10 @@ class Relay:
         await self.permits.close(limit)
 
     def mount(self) -> Mount:
-        """Give the proxy as an application to be served."""
+        """Return the forwarding proxy as a mount for a gateway."""
         proxy = Proxy(self.upstreams, self.forwarder, self.jobs, self.settings)
         return Mount("/relay", proxy, Access.SERVICE, bearer=False)
 
     def runner(self) -> JobRunner:
-        """Give what sends jobs."""
+        """Return a runner that sends the accepted jobs."""
         return JobRunner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)

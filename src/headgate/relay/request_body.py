@@ -1,4 +1,4 @@
-"""The body of a request that waits: a little of it is read ahead, the rest stays with the client until it is sent."""
+"""Bodies of relayed requests: a few bytes are buffered while the request waits, the rest stays with the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate.http.routes import ClientGone, Receive
 
 
 class RequestBody:
-    """Reads what the client sends."""
+    """The body of a client's request, read in the background up to a buffer's size."""
 
     def __init__(self, receive: Receive, headers: Headers, buffer_bytes: int) -> None:
         self._receive = receive
@@ -27,16 +27,16 @@ class RequestBody:
 
     @property
     def length(self) -> int | None:
-        """Give the length; -1 without a body, None if nobody knows."""
+        """The length in bytes; -1 without a body, None if unknown."""
         return self._length
 
     @property
     def replayable(self) -> bool:
-        """Tell whether everything read so far is kept."""
+        """Whether everything read so far is still buffered."""
         return not self._streaming
 
     async def listen(self) -> None:
-        """Read until the client has sent everything and left; run this beside the work."""
+        """Read until the client has sent everything and left; run this as a task beside the request."""
         try:
             while True:
                 while self._size >= self._limit and not self._streaming:
@@ -55,11 +55,11 @@ class RequestBody:
             self._changed()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Give the body: again from the beginning as long as all of it fits into the buffer."""
+        """Yield the body; each call starts from the beginning as long as all of it fits into the buffer."""
         position = 0
         while True:
             if position >= len(self._kept) and not self._whole and self._size >= self._limit:
-                # More than we keep: from here on it passes through once.
+                # Larger than the buffer: from here on it is streamed and cannot be read again.
                 self._streaming = True
                 self._kept.clear()
                 self._size = position = 0
@@ -94,7 +94,7 @@ class RequestBody:
                 future.set_result(None)
 
     async def whole(self, most: int) -> bytes | None:
-        """Read all of it; None if it is larger than that."""
+        """Read the whole body; None if it is larger than `most` bytes."""
         parts: list[bytes] = []
         size = 0
         async for chunk in self.chunks():
@@ -106,21 +106,21 @@ class RequestBody:
 
 
 class BufferedBody:
-    """A body that is here already."""
+    """A body that is in memory."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
 
     @property
     def length(self) -> int | None:
-        """Give the length; -1 without a body."""
+        """The length in bytes; -1 without a body."""
         return len(self._body) or -1
 
     @property
     def replayable(self) -> bool:
-        """Tell that it can be read again."""
+        """True: it can always be read again."""
         return True
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Give it."""
+        """Yield the body."""
         yield self._body

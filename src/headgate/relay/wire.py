@@ -11,7 +11,7 @@ from headgate.relay.model import JobState, Outcome, Upstream
 
 
 class Response(Wire, frozen=True, omit_defaults=True):
-    """What the upstream answered; bytes that are not text come in base64."""
+    """The upstream's answer to a job; a body that is not text is in base64."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -21,7 +21,7 @@ class Response(Wire, frozen=True, omit_defaults=True):
 
 
 class JobView(Wire, frozen=True, omit_defaults=True):
-    """A job as its owner sees it."""
+    """A job as its owner sees it, with its place in line and an estimate while it waits."""
 
     id: str
     state: JobState
@@ -42,7 +42,7 @@ class UpstreamView(Wire, frozen=True):
 
 
 class UserFigures(Wire, frozen=True):
-    """How it stands with one user; `waiting` are requests in line, `jobs` those that wait, in line or not yet."""
+    """The figures of one user; `waiting` counts requests in line, `jobs` the jobs that wait, in line or not yet."""
 
     user: str
     waiting: int
@@ -54,7 +54,7 @@ class UserFigures(Wire, frozen=True):
 
 
 class UpstreamStatus(Wire, frozen=True):
-    """How it stands with an upstream: sums over its users, and the busiest of them."""
+    """The figures of an upstream: sums over its users, and the busiest of them."""
 
     name: str
     users: int
@@ -73,14 +73,14 @@ class UpstreamList(Wire, frozen=True):
 
 
 class JobList(Wire, frozen=True):
-    """Jobs of an upstream: those that have not ended, in their order, then the ended, the latest first."""
+    """Jobs of an upstream: the open ones in their order, then the ended ones, the latest first."""
 
     jobs: list[JobView]
     next_page: Annotated[str | None, Meta(description="the `page` of the next call; null on the last page")] = None
 
 
 class PermitRequest(Wire, frozen=True):
-    """Ask for a permit, and wait for it."""
+    """A request for a permit, which waits until it is granted."""
 
     upstream: str
     user: str
@@ -89,7 +89,7 @@ class PermitRequest(Wire, frozen=True):
 
 
 class PermitAnswer(Wire, frozen=True):
-    """A permit: begin to send within `sendWithinSeconds`, and say within `leaseSeconds` how it went."""
+    """A permit: begin to send within `sendWithinSeconds`, and report the outcome within `leaseSeconds`."""
 
     permit: str
     place: int
@@ -101,7 +101,7 @@ class PermitAnswer(Wire, frozen=True):
 
 
 class Completion(Wire, frozen=True):
-    """How the request of a permit went."""
+    """A report of how the request of a permit went."""
 
     upstream: str
     user: str
