@@ -161,7 +161,7 @@ async def test_a_relay_forgets_an_upstream_that_was_removed(one: Node) -> None:
     await put(one, WINDOW)
     await end(await take(one))
     await one.upstreams.remove("a")
-    await eventually(lambda: not one.permits._sites)
+    await eventually(lambda: not one.permits._states)
 
 
 async def test_a_policy_that_was_not_seen_for_long_is_not_brought_back(

@@ -197,13 +197,13 @@ async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.Monk
     from headgate.relay.waiters import UserLines
 
     chance = random.Random(1)
-    heard = UserLines.hear
+    heard = UserLines.on_hint
 
     def lossy(self: UserLines, words: str | None) -> None:
         if chance.random() > 0.4:
             heard(self, words)
 
-    monkeypatch.setattr(UserLines, "hear", lossy)
+    monkeypatch.setattr(UserLines, "on_hint", lossy)
     await three[0].upstreams.put("a", window(5, 0.3))
     upstream = Counting(10, 0.005, 0.05)
     await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(30)))
@@ -307,7 +307,7 @@ async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_
         await eventually(partial(waits, 1))
         assert far.permits._beat is not None
         far.permits._beat.cancel()  # from here on, only what this test sends
-        thing, site = far.permits.thing("far"), far.permits._sites["far"]
+        thing, site = far.permits.thing("far"), far.permits._states["far"]
         await alive.store.write(thing, "DEL", thing.key("line/u1"), again=True)
         assert await waits(0)
         site.heard = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5

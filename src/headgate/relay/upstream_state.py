@@ -75,7 +75,7 @@ class UpstreamState(Generic[P]):
                 # it may have been created anew: our answers must be reported before its first grant
                 self.unheard = True
                 self._hurry.set()
-            self.lines.hear(words)
+            self.lines.on_hint(words)
 
         return listener
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from headgate.cli import running_up as whereabouts
+from headgate.cli import running_up
 from headgate.cli.settings import DataSettings
 from headgate.kit import logs
 from headgate.kit.logs import get_logger
@@ -49,7 +49,7 @@ async def local_store(
         yield url
         return
     directory = configuration[DataSettings].directory
-    up = whereabouts.find(directory) if share else None
+    up = running_up.find(directory) if share else None
     if up is not None:
         log.info("store of the `up` running here", store=repr(parse_address(up.store)))
         yield up.store

@@ -10,8 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.cli import output
-from headgate.cli import running_up as whereabouts
+from headgate.cli import output, running_up
 from headgate.cli.commands.doctor import data_checks, store_checks
 from headgate.cli.commands.doctor.gateway_checks import of_gateway
 from headgate.cli.commands.doctor.store_checks import RIGHTS, Finding, Severity
@@ -86,7 +85,7 @@ def _url(configuration: Configuration) -> str:
         return url
     if configuration[ClientSettings].url:
         return configuration[ClientSettings].url
-    up = whereabouts.find(configuration[DataSettings].directory)
+    up = running_up.find(configuration[DataSettings].directory)
     if up is None:
         raise NoStore
     return up.store
@@ -94,7 +93,7 @@ def _url(configuration: Configuration) -> str:
 
 def _gateway(configuration: Configuration, url: str) -> tuple[str, str]:
     """Give the gateway's URL and the token that commands would show there."""
-    up, token = whereabouts.find_by_url(configuration[DataSettings].directory, url), configuration[ClientSettings].token
+    up, token = running_up.find_by_url(configuration[DataSettings].directory, url), configuration[ClientSettings].token
     return (up.gateway, token or up.token) if up is not None else (url, token)
 
 
