@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headgate.cli.commands.doctor import data_checks
-from headgate.cli.commands.doctor.store_checks import Finding, Severity
+from headgate.cli.commands.doctor.finding import Finding, Severity
 from headgate.locks import LockHeld
 from headgate.locks.locks import Locks
 from headgate.registry.model import Record
@@ -56,7 +56,7 @@ async def test_a_service_whose_parts_do_not_agree(
     for instance in ("a", "b"):
         record = Record(type="game", group="g", instance_id=instance, private_ip="127.0.0.1", port=1)
         await registry.register("default", record)
-    assert (await one(store, "services")).found == "no contradiction in 1 services with 2 members"
+    assert (await one(store, "services")).found == "no contradiction in 1 service with 2 members"
     thing = registry.service("default", "game", "g")
     await store.write(thing, command, thing.key(key), *words)
     found = await one(store, "services")
@@ -98,7 +98,7 @@ async def upstreams(store: Store) -> Upstreams:
 
 
 async def test_an_upstream_whose_parts_do_not_agree(store: Store, upstreams: Upstreams) -> None:
-    assert (await one(store, "upstreams")).found == "no contradiction in 1 upstreams with 0 members"
+    assert (await one(store, "upstreams")).found == "no contradiction in 1 upstream with 0 members"
     thing = upstreams.thing("a")
     await store.write(thing, "ZADD", thing.key("turns"), 1, "ghost")
     found = await one(store, "upstreams")

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from headgate.cli.commands.doctor.store_checks import Severity, memory
+from headgate.cli.commands.doctor.finding import Severity
+from headgate.cli.commands.doctor.store_checks import memory
 from headgate.cli.error_advice import next_step
 from headgate.kit.problems import HeadgateError, StoreFull, StoreUnavailable, from_document
 from headgate.sdk import Headgate

@@ -1,10 +1,8 @@
-"""`headgate doctor`: looks the store over, and says what to do about each finding."""
+"""`headgate doctor`: checks a store or a gateway, and gives advice on each finding."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from time import perf_counter
 from typing import Annotated
 
 import msgspec
@@ -12,27 +10,19 @@ from cyclopts import Parameter
 
 from headgate.cli import output, running_up
 from headgate.cli.commands.doctor import data_checks, store_checks
+from headgate.cli.commands.doctor.finding import Finding, Severity
 from headgate.cli.commands.doctor.gateway_checks import of_gateway
-from headgate.cli.commands.doctor.store_checks import RIGHTS, Finding, Severity
 from headgate.cli.options import Json
 from headgate.cli.processes.local_store import NoStore
-from headgate.cli.processes.registration import PROCESS_TYPES, clock_offsets
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.cli.target import check_url
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import Configuration
-from headgate.registry.registry import Registry
-from headgate.registry.settings import RegistrySettings
-from headgate.store import Store, StoreSettings, acl, open_store
-from headgate.store.client.address import StoreKind, parse_address
-from headgate.store.client.link import LinkLost, ServerError
-from headgate.store.scripts.contracts import operations
-from headgate.store.scripts.script import Script
+from headgate.store import StoreSettings, acl, open_store
+from headgate.store.client.address import parse_address
 from headgate.store.settings import EMBEDDED
 
 GATEWAY = ("http://", "https://")
-_PINGS = 50
-_SLOW_MS, _VERY_SLOW_MS = 10.0, 100.0
 
 
 async def doctor(
@@ -64,7 +54,7 @@ async def doctor(
     else:
         check_url(url, "The URL")
         settings = msgspec.structs.replace(configuration[StoreSettings], url=url)
-        found = [finding async for finding in _look_over(settings)]
+        found = [finding async for finding in _check_store(settings)]
     if json:
         output.as_json(found)
     else:
@@ -92,12 +82,12 @@ def _url(configuration: Configuration) -> str:
 
 
 def _gateway(configuration: Configuration, url: str) -> tuple[str, str]:
-    """Give the gateway's URL and the token that commands would show there."""
+    """Return the gateway's URL and the token that commands would use there."""
     up, token = running_up.find_by_url(configuration[DataSettings].directory, url), configuration[ClientSettings].token
     return (up.gateway, token or up.token) if up is not None else (url, token)
 
 
-async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
+async def _check_store(settings: StoreSettings) -> AsyncIterator[Finding]:
     address = parse_address(settings.url)
     for finding in store_checks.access(address):
         yield finding
@@ -110,10 +100,10 @@ async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
             for finding in store_checks.clocks(nodes):
                 yield finding
             for check in (
-                _processes,
-                _topology,
-                _latency,
-                _scripts,
+                store_checks.processes,
+                store_checks.topology,
+                store_checks.latency,
+                store_checks.scripts,
                 data_checks.queues,
                 data_checks.services,
                 data_checks.locks,
@@ -128,80 +118,6 @@ async def _look_over(settings: StoreSettings) -> AsyncIterator[Finding]:
             error.detail,
             "Check the URL, that the server runs, and that this machine may reach it with this user and password.",
         )
-
-
-async def _processes(store: Store) -> AsyncIterator[Finding]:
-    """Look at the clocks of our own processes, as each reports its own in the registry."""
-    registry = Registry(store, RegistrySettings())
-    listings = [await registry.discover("default", type) for type in PROCESS_TYPES]
-    processes = [each for found in listings for each in found.instances]
-    for finding in store_checks.process_clocks(clock_offsets(processes), len(processes)):
-        yield finding
-
-
-async def _topology(store: Store) -> AsyncIterator[Finding]:
-    primaries = await store.route.primaries()
-    kind = store.address.kind
-    if kind is not StoreKind.CLUSTER:
-        yield Finding(Severity.OK, "topology", f"{kind}, primary {primaries[0].endpoint}")
-        return
-    try:
-        reply = await primaries[0].send(("CLUSTER", "INFO"), store.deadline())
-    except (ServerError, LinkLost) as error:
-        yield Finding(
-            Severity.OK, "topology", f"cluster with {len(primaries)} primaries; its state is not told ({error})"
-        )
-        return
-    info = dict(
-        line.split(":", 1) for line in bytes(reply if isinstance(reply, bytes) else b"").decode().split() if ":" in line
-    )
-    if info.get("cluster_state") == "ok":
-        yield Finding(Severity.OK, "topology", f"cluster with {len(primaries)} primaries, all slots served")
-    else:
-        yield Finding(
-            Severity.PROBLEM,
-            "topology",
-            f"the cluster's state is {info.get('cluster_state')}: {info.get('cluster_slots_ok')} of 16384 slots are served",
-            "Bring back or replace the nodes that failed, then run `valkey-cli --cluster check`.",
-        )
-
-
-async def _latency(store: Store) -> AsyncIterator[Finding]:
-    taken: list[float] = []
-    for _ in range(_PINGS):
-        started = perf_counter()
-        await store.ping()
-        taken.append((perf_counter() - started) * 1000)
-    taken.sort()
-    half, most = taken[len(taken) // 2], taken[int(len(taken) * 0.99)]
-    words = f"{half:.1f} ms, 99 of 100 within {most:.1f} ms"
-    if half > _SLOW_MS or most > _VERY_SLOW_MS:
-        yield Finding(
-            Severity.WARNING,
-            "latency",
-            words,
-            "Put the store nearer, or look for slow commands there (`SLOWLOG GET`) and a busy disk.",
-        )
-    else:
-        yield Finding(Severity.OK, "latency", words)
-
-
-async def _scripts(store: Store) -> AsyncIterator[Finding]:
-    scripts = [Script(path) for path in operations()]
-    for link in await store.route.primaries():
-        limit = asyncio.get_running_loop().time() + 10
-        for script in scripts:
-            try:
-                await link.send(("SCRIPT", "LOAD", script.source), limit)
-            except (ServerError, LinkLost) as error:
-                yield Finding(
-                    Severity.PROBLEM,
-                    "scripts",
-                    f"{link.endpoint} does not take {script.name}.lua: {error}",
-                    RIGHTS,
-                )
-                return
-    yield Finding(Severity.OK, "scripts", f"all {len(scripts)} are accepted")
 
 
 def _print_rights(configuration: Configuration, *, as_json: bool) -> None:
