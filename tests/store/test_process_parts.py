@@ -12,7 +12,7 @@ import pytest
 
 from headgate.cli.processes.assembly import Process as Kind
 from headgate.cli.processes.assembly import ProcessParts, open_application, open_parts
-from headgate.cli.processes.relay import relay_edge
+from headgate.cli.processes.relay import relay_listener
 from headgate.cli.settings import KINDS
 from headgate.gate.api import BypassRequest
 from headgate.http.listener import listen
@@ -148,7 +148,7 @@ async def test_a_closed_relay_has_no_connection_to_an_upstream(server: Topology,
         await other.upstreams.put("kept", window(10, 1, base_url=address))
         with listening(HOST, 0) as listener:
             url = f"http://{HOST}:{listener.getsockname()[1]}"
-            async with open_application(Kind.RELAY, said, relay_edge(said), server.url) as application:
+            async with open_application(Kind.RELAY, said, relay_listener(said), server.url) as application:
                 async with listen(application.serve, listener, stop_seconds=10):
                     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=WAIT_SECONDS) as client:
                         assert (await client.get("/relay/kept/a")).status_code == 200

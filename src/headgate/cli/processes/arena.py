@@ -1,4 +1,4 @@
-"""`headgate serve arena`: the game server, on a store or through a gateway."""
+"""`headgate serve arena`: the reference game server, on a store or through a gateway."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def arena(
 
 @asynccontextmanager
 async def _client(configuration: Configuration, life: Life, *, leash: bool) -> AsyncIterator[Headgate]:
-    """Open the way to the waiting room: a gateway if one is named, else the store."""
+    """Open the client to the waiting room: through a gateway if one is named, else on the store."""
     client, settings = configuration[ClientSettings], configuration[ArenaSettings]
     if client.url:
         check_url(client.url, configuration.origin("client.url"))
@@ -136,7 +136,7 @@ async def _parts(hg: Headgate, configuration: Configuration) -> AsyncIterator[Pr
 async def _serve(
     game: Arena, hg: Headgate, room: WaitingRoom | None, configuration: Configuration, life: Life, why_not: Ready
 ) -> None:
-    """Offer seats and let players in until told to stop, then drain."""
+    """Offer seats and let players in until SIGTERM, then drain."""
     settings = configuration[ArenaSettings]
     async with game.open() as port:
         offer = hg.queue.offer_seats(
@@ -150,7 +150,7 @@ async def _serve(
         async with listen_operations(configuration, why_not, lambda: wrong_clock(hg.backend)) as ops_port:
             if not await _queue_exists(hg, settings.queue, life):
                 return
-            # Before the first heartbeat: whoever is called by it may be here before its answer is.
+            # Before the first heartbeat: players promoted by it may arrive before its reply.
             game.offer(offer, _ticket_check(hg, room, offer, settings.namespace))
             async with offer:
                 log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
@@ -160,7 +160,7 @@ async def _serve(
 
 
 def _clock(hg: Headgate) -> dict[str, float]:
-    """Give the figure that reports this process's clock; through a gateway nothing says what the store's is."""
+    """Return the metric of this process's clock; through a gateway the store's clock is unknown."""
     return {CLOCK_OFFSET: float(round(hg.backend.clock_offset()))} if isinstance(hg.backend, Store) else {}
 
 
@@ -172,15 +172,15 @@ async def _make_queue(room: WaitingRoom, settings: ArenaSettings) -> None:
 
 
 async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
-    """Wait for the queue to be made, if it is not there yet; False if told to stop before that."""
-    told = False
+    """Wait until the queue exists; False if the process was stopped before that."""
+    warned = False
     while not life.quiet.is_set():
         try:
             await hg.queue.board(queue)
         except QueueUnknown:
-            if not told:
+            if not warned:
                 log.warning("there is no such queue yet; waiting for it", queue=queue)
-            told = True
+            warned = True
         else:
             return True
         with suppress(TimeoutError):

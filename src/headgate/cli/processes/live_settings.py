@@ -19,7 +19,7 @@ class AdjustableLimits(Protocol):
     """A rate limit of the gateway that can be changed while it runs."""
 
     def change(self, per_second: float | None) -> None:
-        """Take another rate, or with None go back to the configured one."""
+        """Set another rate, or with None the configured one."""
 
 
 def live_settings(
@@ -29,7 +29,7 @@ def live_settings(
     alerts: Alerts | None = None,
     limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
 ) -> Dynamic:
-    """Follow Headgate's own live settings and put them in force in this process."""
+    """Return the follower that applies Headgate's own live settings to this process."""
     apply: dict[str, Apply] = {"log/level": lambda said: _set_level(said, usual)}
     if alerts is not None:
         configured = alerts.target

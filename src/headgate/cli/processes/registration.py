@@ -23,7 +23,7 @@ from headgate.sdk.registry_modes import StoreRegistryBackend
 
 RETRY_SECONDS: Final = 2.0
 CLOCK_SECONDS: Final = 5.0
-# Under this name every process of ours reports its clock in the registry.
+# The metric under which every process reports its clock in the registry.
 CLOCK_OFFSET: Final = "clockOffsetSeconds"
 PROCESS_TYPES: Final = ("headgate-gateway", "headgate-worker", "headgate-relay", "headgate-arena")
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # compared with, not listened on
@@ -44,7 +44,7 @@ def process_record(kind: str, host: str, port: int | None) -> Record:
 
 
 def clock_offsets(instances: Iterable[Instance]) -> list[tuple[str, float]]:
-    """Give the name of each process, and by how many seconds its clock is ahead of the store's, as it reported."""
+    """Return the name of each process, and by how many seconds its clock is ahead of the store's, as it reported."""
     found = []
     for instance in instances:
         offset = instance.metrics.get(CLOCK_OFFSET)
@@ -55,9 +55,9 @@ def clock_offsets(instances: Iterable[Instance]) -> list[tuple[str, float]]:
 
 
 async def announce(registry: Registry, prober: Prober, record: Record) -> None:
-    """Keep this process registered until cancelled, then take it out."""
+    """Keep this process registered until cancelled, then deregister it."""
     client = Client(StoreRegistryBackend(registry, prober, "default"))
-    # One id for every try: the next takes the place of one whose answer was lost.
+    # One id for all attempts: a retry replaces a registration whose reply was lost.
     record = msgspec.structs.replace(record, instance_id=record.instance_id or new_ulid())
     try:
         while True:
@@ -74,16 +74,16 @@ async def announce(registry: Registry, prober: Prober, record: Record) -> None:
         await client.stop()
 
 
-async def _report_clock(client: Client, registry: Registry, instance_id: str, told: float) -> None:
+async def _report_clock(client: Client, registry: Registry, instance_id: str, reported: float) -> None:
     """Report this process's clock whenever it has changed against the store's."""
     while True:
         await asyncio.sleep(CLOCK_SECONDS)
         offset = _clock_offset(registry)
-        if offset == told:
+        if offset == reported:
             continue
         try:
             await client.heartbeat(instance_id, metrics={CLOCK_OFFSET: offset})
-            told = offset
+            reported = offset
         except StoreUnavailable as error:
             if isinstance(error, Closed):
                 raise
@@ -91,5 +91,5 @@ async def _report_clock(client: Client, registry: Registry, instance_id: str, to
 
 
 def _clock_offset(registry: Registry) -> float:
-    """Give the offset of this process's clock in whole seconds: less is not worth a heartbeat of its own."""
+    """Return the offset of this process's clock in whole seconds: smaller changes are not worth a heartbeat."""
     return float(round(registry.store.clock_offset()))

@@ -1,4 +1,4 @@
-"""`headgate serve worker`: whatever is due, on time."""
+"""`headgate serve worker`: runs the periodic jobs of all features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Lea
     """Run promotion, sweeps, health checks and other due work; any number of workers may run."""
     configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
     begin(configuration, "worker", leash=leash)
-    # Jobs that are being sent have as long as in a relay to come to their end; everything else is quick.
+    # Relay jobs being sent have as long to finish as in a relay; everything else is quick.
     stop_seconds = max(STOP_SECONDS, configuration[RelaySettings].drain_seconds + SPARE_SECONDS)
     async with (
         Life(stop_seconds) as life,
