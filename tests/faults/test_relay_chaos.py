@@ -20,7 +20,7 @@ from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import HeadgateError
 from headgate.relay.model import Kind, Limit, Per
 from headgate.relay.upstreams import Upstreams
-from headgate.relay.waiting import UserLines
+from headgate.relay.waiters import UserLines
 from tests.store.relay_world import Counting, Node, nodes, window
 from tests.topology import FakeClock, FaultyProxy, Standalone, Topology, eventually
 from tests.topology.node import Node as Server
@@ -74,13 +74,13 @@ async def survive(store: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, c
     faults = list(draw(random.Random(seed), KINDS if clock is not None else KINDS[1:]))
     losses, patience = random.Random(f"{seed} hints"), random.Random(f"{seed} clients")
     choices = random.Random(f"{seed} limits")
-    heard = UserLines.hear
+    heard = UserLines.on_hint
 
     def lossy(self: UserLines, words: str | None) -> None:
         if losses.random() > 0.2:
             heard(self, words)
 
-    monkeypatch.setattr(UserLines, "hear", lossy)
+    monkeypatch.setattr(UserLines, "on_hint", lossy)
     loop = asyncio.get_running_loop()
     async with (
         FaultyProxy(store.port) as left,

@@ -11,6 +11,7 @@ import pytest
 
 from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.cli.trial.strict_upstream import StrictUpstream
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import JobState, Limit, Order, Upstream
 from headgate.relay.problems import JobTaken
 from headgate.relay.relay import Relay
@@ -99,7 +100,7 @@ async def test_jobs_of_a_removed_upstream_end(server: Topology, prefix: str) -> 
         await relay.upstreams.put("a", policy("http://127.0.0.1:1"))
         id = await relay.jobs.submit("a", order())
         await relay.upstreams.remove("a")
-        assert not await relay.sweep.visit("a")
+        assert not await RelaySweep(relay.store, relay.upstreams, relay.jobs).visit("a")
         view = await relay.jobs.get(id)
         assert (view.state, view.reason) == (JobState.FAILED, "its upstream was taken out of service")
 

@@ -13,11 +13,11 @@ import pytest
 
 from headgate.cli.trial.strict_limits import SlidingLog
 from headgate.kit.problems import HeadgateError, StoreUnavailable
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import Kind, Limit, Outcome
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from tests.store.relay_world import Counting, Node, nodes, window
 from tests.topology import FakeClock, FaultyProxy, Standalone, Stopwatch, Topology, eventually
 from tests.topology.kind import synced
@@ -132,7 +132,7 @@ async def test_a_policy_comes_back_with_a_version_of_its_own_and_a_removed_one_s
         assert (await relay.upstreams.get("a", fresh=True)).version == version + 1
         assert (await other.upstreams.get("a", fresh=True)).version == version + 1
         await relay.upstreams.remove("a")
-        sweep = RelaySweep(relay.store, relay.upstreams, Jobs(relay.store, relay.upstreams, RelaySettings()))
+        sweep = RelaySweep(relay.store, relay.upstreams, JobQueue(relay.store, relay.upstreams, RelaySettings()))
         assert await sweep.visit("a")
         with pytest.raises(UpstreamUnknown):
             await other.upstreams.get("a", fresh=True)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headgate.cli.processes.presence import process_record
+from headgate.cli.processes.registration import process_record
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper

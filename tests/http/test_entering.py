@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.cli.processes import presence
+from headgate.cli.processes import registration
 from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.registry.health import prober_for
 from headgate.registry.model import Record, Registered
@@ -149,7 +149,7 @@ async def test_seats_that_are_refused_are_not_waited_for(hg: Headgate) -> None:
 async def test_a_process_tries_under_one_id_until_it_is_registered_or_its_store_closes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(registration, "RETRY_SECONDS", 0.0)
     registry, tried = Registry(store), list[str]()
 
     async def away(namespace: str, record: Record, **_: Any) -> Registered:
@@ -157,7 +157,7 @@ async def test_a_process_tries_under_one_id_until_it_is_registered_or_its_store_
         raise StoreUnavailable if len(tried) < 3 else Closed
 
     registry.register = away  # type: ignore[method-assign]
-    record = presence.process_record("worker", "", None)
-    await presence.announce(registry, prober_for(store, RegistrySettings()), record)
+    record = registration.process_record("worker", "", None)
+    await registration.announce(registry, prober_for(store, RegistrySettings()), record)
     assert len(tried) == 3
     assert len(set(tried)) == 1

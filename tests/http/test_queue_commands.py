@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
-from headgate.cli.commands.policy_words import read_policy
+from headgate.cli.commands.queue_policy_text import read_policy
 from headgate.kit.problems import InvalidRequest
 from tests.processes import GatewayProcess
 from tests.topology import Topology

@@ -6,25 +6,25 @@ import asyncio
 
 import pytest
 
-from headgate.cli.commands import invariants
-from headgate.cli.commands.findings import Finding, Severity
+from headgate.cli.commands.doctor import data_checks
+from headgate.cli.commands.doctor.finding import Finding, Severity
 from headgate.locks import LockHeld
 from headgate.locks.locks import Locks
 from headgate.registry.model import Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.job_queue import JOB_NEXT
-from headgate.relay.sweep import BURY, FORGET, REAP, SILENT
+from headgate.relay.jobs import BURY, FORGET, REAP, SILENT
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Index, Store, StoreSettings, acl, open_store
 from tests.store.relay_world import window
 from tests.topology import Topology
 
 CHECKS = {
-    "queues": invariants.queues,
-    "services": invariants.services,
-    "locks": invariants.locks,
-    "upstreams": invariants.upstreams,
+    "queues": data_checks.queues,
+    "services": data_checks.services,
+    "locks": data_checks.locks,
+    "upstreams": data_checks.upstreams,
 }
 
 
@@ -56,7 +56,7 @@ async def test_a_service_whose_parts_do_not_agree(
     for instance in ("a", "b"):
         record = Record(type="game", group="g", instance_id=instance, private_ip="127.0.0.1", port=1)
         await registry.register("default", record)
-    assert (await one(store, "services")).found == "no contradiction in 1 services with 2 members"
+    assert (await one(store, "services")).found == "no contradiction in 1 service with 2 members"
     thing = registry.service("default", "game", "g")
     await store.write(thing, command, thing.key(key), *words)
     found = await one(store, "services")
@@ -98,7 +98,7 @@ async def upstreams(store: Store) -> Upstreams:
 
 
 async def test_an_upstream_whose_parts_do_not_agree(store: Store, upstreams: Upstreams) -> None:
-    assert (await one(store, "upstreams")).found == "no contradiction in 1 upstreams with 0 members"
+    assert (await one(store, "upstreams")).found == "no contradiction in 1 upstream with 0 members"
     thing = upstreams.thing("a")
     await store.write(thing, "ZADD", thing.key("turns"), 1, "ghost")
     found = await one(store, "upstreams")
@@ -115,7 +115,7 @@ async def test_an_upstream_whose_parts_do_not_agree(store: Store, upstreams: Ups
 
 async def scanned(store: Store) -> list[Finding]:
     """Give all that `doctor` says of upstreams, also what it finds by a walk through the key space."""
-    return [finding async for finding in invariants.upstreams(store)]
+    return [finding async for finding in data_checks.upstreams(store)]
 
 
 @pytest.mark.topology("standalone")

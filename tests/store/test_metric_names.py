@@ -16,10 +16,10 @@ from headgate.registry.model import Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.metrics import UPSTREAMS
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from headgate.store import Index, Store
 from tests.store.relay_world import PATIENT_MS, Counting, nodes, window
 from tests.topology import Topology, eventually
@@ -76,7 +76,7 @@ async def test_the_series_of_removed_services_go(store: Store) -> None:
 
 async def test_the_series_of_removed_upstreams_go(server: Topology, prefix: str) -> None:
     async with nodes(server.url, prefix, 1, deadline_ms=PATIENT_MS) as (node,):
-        sweep = RelaySweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
+        sweep = RelaySweep(node.store, node.upstreams, JobQueue(node.store, node.upstreams, RelaySettings()))
         metric_names = MetricNames(Index(node.store, "queue"), Index(node.store, "service"), node.upstreams.index)
         names = [f"api-{number}" for number in range(MANY)]
         upstream = Counting(7, tail=0.0)

@@ -10,10 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.cli.processes.assembly import ProcessParts, open_parts
-from headgate.cli.processes.presence import process_record
-from headgate.cli.processes.relay import relay_edge
-from headgate.cli.processes.relay_assembly import open_relay
+from headgate.cli.processes.assembly import Process as Kind
+from headgate.cli.processes.assembly import ProcessParts, open_application, open_parts
+from headgate.cli.processes.relay import relay_listener
 from headgate.cli.settings import KINDS
 from headgate.gate.api import BypassRequest
 from headgate.http.listener import listen
@@ -23,8 +22,8 @@ from headgate.kit.problems import Closed
 from headgate.kit.settings import Configuration, configure
 from headgate.locks import Locks
 from headgate.locks.api import AcquireRequest
-from headgate.relay.api import PermitRequest
 from headgate.relay.relay import Relay
+from headgate.relay.wire import PermitRequest
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room.policy import Bypass, PolicyChange
 from tests.store.relay_world import PATIENT_MS, window
@@ -67,9 +66,8 @@ class Process:
 async def opened(proxy: FaultyProxy, prefix: str) -> AsyncIterator[Process]:
     """Open the parts as a process does; the store is slow to hear of their end, and outlives them."""
     settings = StoreSettings(url=proxy.url, prefix=prefix, deadline_ms=PATIENT_MS)
-    record = process_record("gateway", HOST, 1)
     async with open_store(settings) as store:
-        async with open_parts(store, configuration(prefix), record) as parts:
+        async with open_parts(Kind.GATEWAY, store, configuration(prefix), HOST, 1) as parts:
             yield Process(parts, store)
             proxy.delay(LATE_SECONDS)
 
@@ -150,7 +148,7 @@ async def test_a_closed_relay_has_no_connection_to_an_upstream(server: Topology,
         await other.upstreams.put("kept", window(10, 1, base_url=address))
         with listening(HOST, 0) as listener:
             url = f"http://{HOST}:{listener.getsockname()[1]}"
-            async with open_relay(said, relay_edge(said), server.url) as application:
+            async with open_application(Kind.RELAY, said, relay_listener(said), server.url) as application:
                 async with listen(application.serve, listener, stop_seconds=10):
                     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=WAIT_SECONDS) as client:
                         assert (await client.get("/relay/kept/a")).status_code == 200

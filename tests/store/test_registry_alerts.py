@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.cli.processes.presence import live_settings
+from headgate.cli.processes.live_settings import live_settings
 from headgate.config.config import Config
 from headgate.config.dynamic import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft

@@ -13,6 +13,7 @@ import pytest
 
 from headgate.kit.problems import DeadlineExceeded
 from headgate.relay import job_queue as jobs_module
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import JobState, Kind, Limit, Order, Outcome, Per
 from headgate.relay.problems import LineFull
 from headgate.relay.relay import Relay
@@ -304,7 +305,7 @@ async def test_a_job_fails_when_its_deadline_passes(relay: Relay, held: bool) ->
         async with running(relay.runner()):
             await eventually(lambda: upstream.arrived >= 1)
             relay.store.advance_clock(2_000_001)
-            await relay.sweep.visit("a")
+            await RelaySweep(relay.store, relay.upstreams, relay.jobs).visit("a")
             view = await relay.jobs.get(id)
         assert view.state is JobState.FAILED
         assert "deadline" in (view.reason or "")
@@ -348,7 +349,7 @@ async def test_nothing_is_left_of_a_backlog(relay: Relay) -> None:
     await relay.upstreams.remove("a")
     for seconds in (30, 60, 3_700, 3_730):
         relay.store.advance_clock(seconds * 1000)
-        await relay.sweep.visit("a")
+        await RelaySweep(relay.store, relay.upstreams, relay.jobs).visit("a")
     thing = relay.upstreams.thing("a")
     for key in ("owners", "deadlines", "orders", "jobs", "ends", "users", "backlog/u1", "begun/u1", "meta"):
         assert await relay.store.read(thing, "EXISTS", thing.key(key)) == 0, key

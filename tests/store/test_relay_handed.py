@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from headgate.http.routes import Call, ClientGone, Message, Scope, Stop, Stopping
-from headgate.relay.api import PermitAnswer, PermitRequest, RelayRoutes
+from headgate.relay.api import RelayRoutes
 from headgate.relay.model import Outcome
 from headgate.relay.relay import Relay
+from headgate.relay.wire import PermitAnswer, PermitRequest
 from headgate.store import Store
 from tests.store.relay_world import window
 

@@ -13,6 +13,7 @@ import pytest
 
 from headgate.kit.problems import HeadgateError
 from headgate.relay.invariants import MOST_FOUND, inspect
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import Kind, Limit, Order, Outcome, Per, Upstream
 from headgate.relay.permits import ACQUIRE, WAITING
 from headgate.relay.problems import PermitExpired
@@ -250,7 +251,7 @@ async def _use(relay: Relay, users: list[str], chance: random.Random, over: asyn
 async def _tend(relay: Relay, chance: random.Random, url: str, over: asyncio.Event) -> None:
     """Sweep like a worker, and now and then change the limits or take the upstream away for a moment."""
     while not over.is_set():
-        await relay.sweep.step()
+        await RelaySweep(relay.store, relay.upstreams, relay.jobs).step()
         if chance.random() < 0.2:
             await relay.upstreams.put("a", _policy(chance, url))
         elif chance.random() < 0.05:

@@ -15,14 +15,16 @@ from headgate.http.routes import Message
 from headgate.kit.life import run_jobs
 from headgate.kit.problems import StoreUnavailable
 from headgate.relay import job_queue as jobs_module
-from headgate.relay.forward import RelayRequest
-from headgate.relay.incoming import Incoming
-from headgate.relay.job_queue import Jobs
-from headgate.relay.model import JobState, JobView, Order, Upstream
+from headgate.relay.forwarder import RelayRequest
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.jobs import jobs
+from headgate.relay.model import JobState, Order, Upstream
 from headgate.relay.problems import UpstreamFailed
 from headgate.relay.proxy import Proxy
-from headgate.relay.relay import Relay, jobs
+from headgate.relay.relay import Relay
+from headgate.relay.request_body import RequestBody
 from headgate.relay.settings import RelaySettings
+from headgate.relay.wire import JobView
 from headgate.store import StoreSettings, open_store
 from tests.store.relay_world import PATIENT_MS, Patient, running, window
 from tests.topology import FaultyProxy, Topology, eventually
@@ -87,7 +89,7 @@ async def test_a_job_that_was_accepted_is_told_so_although_the_store_falls_silen
     await relay.upstreams.put("a", window(10, 0.5))
     said: list[Message] = []
 
-    async def silent(self: Jobs, id: str) -> JobView:
+    async def silent(self: JobQueue, id: str) -> JobView:
         raise StoreUnavailable
 
     async def listen(message: Message) -> None:
@@ -97,9 +99,9 @@ async def test_a_job_that_was_accepted_is_told_so_although_the_store_falls_silen
         raise AssertionError("there is no body")
 
     proxy = Proxy(relay.upstreams, relay.forwarder, relay.jobs, RelaySettings())
-    request = RelayRequest("POST", b"/x", [(b"x-user-id", b"u1")], Incoming(receive, [], 65_536), "u1")
+    request = RelayRequest("POST", b"/x", [(b"x-user-id", b"u1")], RequestBody(receive, [], 65_536), "u1")
     with monkeypatch.context() as patched:
-        patched.setattr(Jobs, "get", silent)
+        patched.setattr(JobQueue, "get", silent)
         await proxy._accept(await relay.upstreams.get("a"), request, b"/x", b"", 60_000, listen)
     assert said[0]["status"] == 202
     view = msgspec.json.decode(said[1]["body"], type=JobView)

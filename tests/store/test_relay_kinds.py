@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 
 from headgate.relay import upstreams as upstreams_module
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import Kind, Limit, Outcome, Per
 from headgate.relay.permits import BEAT, CANCEL, REPORT, Permit
 from headgate.relay.problems import UpstreamUnknown
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from tests.store.relay_world import PATIENT_MS, Node, nodes, window
 from tests.topology import Topology, eventually
@@ -68,7 +68,7 @@ async def test_no_key_of_a_user_is_left_by_a_limit_that_was_one_of_requests_at_o
     await put(one, WINDOW)
     await end(*permits)
     one.permits.hand_over(reported)
-    sweep = RelaySweep(one.store, one.upstreams, Jobs(one.store, one.upstreams, RelaySettings()))
+    sweep = RelaySweep(one.store, one.upstreams, JobQueue(one.store, one.upstreams, RelaySettings()))
     for seconds in range(5, 80, 5):  # as if we had waited, and a worker had looked every now and then
         one.store.advance_clock(seconds * 1000)
         await sweep.visit("a")
@@ -138,7 +138,7 @@ async def test_nothing_is_left_of_a_removed_upstream_but_a_note_that_ends(one: N
     await put(one, WINDOW)
     permits = [await take(one, user) for user in ("u1", "u2")]
     await end(permits[0])
-    sweep = RelaySweep(one.store, one.upstreams, Jobs(one.store, one.upstreams, RelaySettings()))
+    sweep = RelaySweep(one.store, one.upstreams, JobQueue(one.store, one.upstreams, RelaySettings()))
     await one.upstreams.remove("a")
     for seconds in (20, 40, 60, 80):
         one.store.advance_clock(seconds * 1000)
@@ -161,7 +161,7 @@ async def test_a_relay_forgets_an_upstream_that_was_removed(one: Node) -> None:
     await put(one, WINDOW)
     await end(await take(one))
     await one.upstreams.remove("a")
-    await eventually(lambda: not one.permits._sites)
+    await eventually(lambda: not one.permits._states)
 
 
 async def test_a_policy_that_was_not_seen_for_long_is_not_brought_back(

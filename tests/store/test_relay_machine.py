@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from headgate.relay.invariants import inspect
+from headgate.relay.jobs import REAP
 from headgate.relay.model import Kind, Limit, Upstream
 from headgate.relay.permits import ACQUIRE, CANCEL, COMPLETE, REPORT
 from headgate.relay.problems import CostTooHigh
-from headgate.relay.sweep import REAP
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
 from headgate.store.client.address import Endpoint

@@ -15,12 +15,12 @@ import pytest
 from headgate.cli.trial.strict_limits import ArrivalLimiter, FixedWindow, SlidingCounter, SlidingLog, TokenBucket
 from headgate.kit.problems import DeadlineExceeded, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
+from headgate.relay.jobs import RelaySweep
 from headgate.relay.model import SEND_MS, Counter, Kind, Limit, Outcome
 from headgate.relay.permits import SILENT_SECONDS, Permits
 from headgate.relay.problems import CostTooHigh, LineFull, PermitExpired, UpstreamUnknown
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from headgate.store import Store
 from tests.store.relay_world import PATIENT_MS, Counting, Node, lag_of, nodes, window
 from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
@@ -194,16 +194,16 @@ async def test_cancels_in_any_state_leave_full_capacity(three: list[Node]) -> No
 
 
 async def test_lost_hints_only_delay(three: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.relay.waiting import UserLines
+    from headgate.relay.waiters import UserLines
 
     chance = random.Random(1)
-    heard = UserLines.hear
+    heard = UserLines.on_hint
 
     def lossy(self: UserLines, words: str | None) -> None:
         if chance.random() > 0.4:
             heard(self, words)
 
-    monkeypatch.setattr(UserLines, "hear", lossy)
+    monkeypatch.setattr(UserLines, "on_hint", lossy)
     await three[0].upstreams.put("a", window(5, 0.3))
     upstream = Counting(10, 0.005, 0.05)
     await asyncio.gather(*(three[n % 3].send("a", "u1", upstream) for n in range(30)))
@@ -269,7 +269,7 @@ async def test_a_relay_taken_for_dead_comes_back_with_its_places(server: Topolog
         late = [asyncio.ensure_future(one(alive, "late")) for _ in range(2)]
         await eventually(partial(waits, 4))
         proxy.blackhole()
-        sweep = RelaySweep(alive.store, alive.upstreams, Jobs(alive.store, alive.upstreams, RelaySettings()))
+        sweep = RelaySweep(alive.store, alive.upstreams, JobQueue(alive.store, alive.upstreams, RelaySettings()))
 
         async def buried() -> bool:
             await sweep.visit("back")
@@ -307,7 +307,7 @@ async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_
         await eventually(partial(waits, 1))
         assert far.permits._beat is not None
         far.permits._beat.cancel()  # from here on, only what this test sends
-        thing, site = far.permits.thing("far"), far.permits._sites["far"]
+        thing, site = far.permits.thing("far"), far.permits._states["far"]
         await alive.store.write(thing, "DEL", thing.key("line/u1"), again=True)
         assert await waits(0)
         site.heard = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5
@@ -386,7 +386,7 @@ async def test_idle_users_leave_no_keys(three: list[Node]) -> None:
     await node.upstreams.put("idle", window(3, 0.2))
     upstream = Counting(17, 0.002, 0.0)
     await asyncio.gather(*(three[n % 3].send("idle", f"u{n % 5}", upstream) for n in range(15)))
-    sweep = RelaySweep(node.store, node.upstreams, Jobs(node.store, node.upstreams, RelaySettings()))
+    sweep = RelaySweep(node.store, node.upstreams, JobQueue(node.store, node.upstreams, RelaySettings()))
     await asyncio.gather(*(other.permits.settled(2) for other in three))
     assert await keys_of_users(node.store, "idle")
     node.store.advance_clock(60_000)

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.relay.forward import RelayRequest
-from headgate.relay.incoming import KeptBody
-from headgate.relay.model import JobState, JobView, Limit, Order, Outcome, Per, Retry
+from headgate.relay.forwarder import RelayRequest
+from headgate.relay.model import JobState, Limit, Order, Outcome, Per, Retry
 from headgate.relay.relay import Relay
+from headgate.relay.request_body import BufferedBody
+from headgate.relay.wire import JobView
 from headgate.store import StoreSettings, open_store
 from tests.store.relay_world import OK, PATIENT_MS, Scripted, running, window
 from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
@@ -36,7 +37,7 @@ async def relay(server: Topology, prefix: str) -> AsyncIterator[Relay]:
 async def send(relay: Relay, *, units: int = 1, seconds: float = 20.0, user: str = "u1", method: str = "POST") -> int:
     """Send one request through the relay and read its whole answer; give its status."""
     view = await relay.upstreams.get("a")
-    request = RelayRequest(method, b"/x", [(b"x-user-id", user.encode())], KeptBody(b"b"), user, units)
+    request = RelayRequest(method, b"/x", [(b"x-user-id", user.encode())], BufferedBody(b"b"), user, units)
     deadline = asyncio.get_running_loop().time() + seconds
     async with relay.forwarder.forward(view, request, deadline=deadline) as answer:
         async for _ in answer.chunks:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate.relay.census import PAGE, SHOWN
+from headgate.relay.upstream_status import PAGE, SHOWN
 from tests.store.relay_world import PATIENT_MS, Counting, Node, nodes, window
 from tests.topology import Stopwatch, eventually
 

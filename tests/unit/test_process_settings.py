@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.processes.relay import relay_edge
+from headgate.cli.processes.relay import relay_listener
 from headgate.cli.settings import KINDS
 from headgate.cli.trial.up import UpPlan, children_environment
 from headgate.gateway.settings import GatewaySettings
@@ -23,7 +23,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quiet_seconds(configuration: Configuration) -> tuple[float, float]:
     """Give how long a gateway and a relay go on serving after a stop signal."""
-    return configuration[GatewaySettings].quiet_seconds, relay_edge(configuration).quiet_seconds
+    return configuration[GatewaySettings].quiet_seconds, relay_listener(configuration).quiet_seconds
 
 
 def test_serve_goes_on_serving_for_five_seconds_and_up_stops_at_once(tmp_path: Path) -> None:

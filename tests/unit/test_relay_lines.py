@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.relay.waiting import UserLines
+from headgate.relay.waiters import UserLines
 
 LONG_SECONDS = 600.0
 
@@ -15,7 +15,7 @@ async def test_a_time_that_was_on_its_way_when_the_policy_changed_is_not_waited_
     with lines.join("u1", "p.1.1") as first, lines.join("u1", "p.2.1") as second:
         first.asks()
         second.asks()
-        lines.hear("policy 2")
+        lines.on_hint("policy 2")
         async with asyncio.timeout(10):  # what comes now was answered by the policy before
             await asyncio.gather(
                 first.turn(1, LONG_SECONDS, exact=True, deadline=deadline),
@@ -34,11 +34,11 @@ async def test_waiters_without_a_known_time_stay_asleep_when_the_policy_changes(
             asyncio.ensure_future(third.turn(3, LONG_SECONDS, exact=False, deadline=deadline)),
         ]
         await asyncio.sleep(0)
-        lines.hear("policy 2")
+        lines.on_hint("policy 2")
         async with asyncio.timeout(10):
             await asyncio.gather(*turns[:2])
         assert not third.timed
-        lines.hear("turn p.3.1 0")
+        lines.on_hint("turn p.3.1 0")
         async with asyncio.timeout(10):
             await turns[2]
 
@@ -49,7 +49,7 @@ async def test_a_version_that_a_hint_named_is_no_news() -> None:
     deadline = asyncio.get_running_loop().time() + LONG_SECONDS
     with lines.join("u1", "p.1.1") as waiter:
         lines.learn(b"1")
-        lines.hear("policy 2")
+        lines.on_hint("policy 2")
         waiter.asks()
         lines.learn(b"2")
         turn = asyncio.ensure_future(waiter.turn(1, 0.1, exact=False, deadline=deadline))

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from headgate.cli.commands.findings import Severity, memory
-from headgate.cli.next_steps import next_step
+from headgate.cli.commands.doctor.finding import Severity
+from headgate.cli.commands.doctor.store_checks import memory
+from headgate.cli.error_advice import next_step
 from headgate.kit.problems import HeadgateError, StoreFull, StoreUnavailable, from_document
 from headgate.sdk import Headgate
 from headgate.store.client.link import ServerError

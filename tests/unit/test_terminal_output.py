@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from headgate.cli import output
-from headgate.cli.commands.policy_words import changes, in_words
 from headgate.cli.commands.queue import _minute
+from headgate.cli.commands.queue_policy_text import changes, in_words
 from headgate.cli.commands.service import _ago
 
 

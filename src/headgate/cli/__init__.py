@@ -1,4 +1,4 @@
-"""The command line. Importing this package costs nothing: a gateway's workers use parts of it and need no parser of flags."""
+"""The command line. Importing this package imports nothing else: a gateway's workers need no command-line parser."""
 
 
 def main() -> None:

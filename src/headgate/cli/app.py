@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from headgate import __version__
-from headgate.cli import misuse, output
-from headgate.cli.next_steps import next_step
+from headgate.cli import output, usage_errors
+from headgate.cli.error_advice import next_step
 from headgate.kit.problems import HeadgateError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -139,7 +139,7 @@ app.command(
     "headgate.cli.commands.top:top", name="top", help="Watch queues, servers, services, upstreams and locks live."
 )
 app.command(
-    "headgate.cli.commands.doctor:doctor",
+    "headgate.cli.commands.doctor.command:doctor",
     name="doctor",
     help="Check the store or a gateway, and say what to do about each finding.",
 )
@@ -155,26 +155,26 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code."""
+    """Run one command and return its exit code."""
     arguments, debug = _without_debug(arguments)
     try:
         return int(app(arguments, exit_on_error=False, print_error=False) or 0)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough; what Python still wants to flush has nowhere to go.
+        # The reader of our output has closed it; Python's last flush must go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except CycloptsError as error:
         named = " ".join(("headgate", *(error.command_chain or ()), "--help"))
-        output.complain(misuse.explain(error), f"`{named}` shows what there is.")
+        output.complain(usage_errors.explain(error), f"`{named}` shows what there is.")
         return MISUSED
     except HeadgateError as error:
         if debug:
             traceback.print_exc()
         output.complain(error.detail, next_step(error))
         return FAILED
-    except Exception as error:  # noqa: BLE001  # the last stop: people get a sentence, --debug the traceback
+    except Exception as error:  # noqa: BLE001  # the outermost handler: one sentence, or the traceback with --debug
         if debug:
             traceback.print_exc()
             return FAILED
@@ -186,7 +186,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Take `--debug` out, wherever it stands before `--`."""
+    """Remove `--debug` anywhere before `--`; return whether it was there."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = [argument for argument in arguments[:end] if argument != "--debug"]
     return [*ours, *arguments[end:]], len(ours) < end

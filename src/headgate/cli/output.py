@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, as a table only where a person looks at it; everything else on stderr."""
+"""Prints the output of commands: data on stdout, as a table if that is a terminal, and everything else on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 _NARROW = 60
 _FEW_COLUMNS = 3
-_LONG_WORD = 30  # what is longer, such as a URL, may be cut
+_LONG_WORD = 30  # a longer word, such as a URL, may be cut
 _SENTENCE, _SENTENCE_WIDTH = 40, 24
 
 
@@ -66,13 +66,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str =
 
 
 def _least_width(cells: Sequence[str]) -> int:
-    """Give the width that a column needs so that no word in it is cut, and sentences do not stand on end."""
+    """Return the width that a column needs so that no word is cut and sentences have more than one word per line."""
     word = max((len(word) for cell in cells for word in cell.split()), default=0)
     return max(min(word, _LONG_WORD), _SENTENCE_WIDTH if max(map(len, cells)) > _SENTENCE else 0)
 
 
 def _print_blocks(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print each row as a block of lines, for a terminal in which a table would be cut to shreds."""
+    """Print each row as a block of lines, for a terminal that is too narrow for a table."""
     for number, (name, *cells) in enumerate(rows):
         first, *more = name.split("\n")
         console.print(f"{chr(10) if number else ''}[bold]{escape(first)}[/]", soft_wrap=True)
@@ -88,18 +88,18 @@ def _print_blocks(console: Console, columns: Sequence[str], rows: Sequence[Seque
 
 
 def stderr() -> Console:
-    """Give the console of what is not data: progress bars."""
+    """Return the console for progress bars."""
     return Console(stderr=True)
 
 
 def say(text: str) -> None:
-    """Tell the person something that is not data; on a terminal, long lines are broken between words."""
+    """Print a message that is not data; on a terminal, long lines are wrapped between words."""
     sys.stderr.write((wrapped(text) if sys.stderr.isatty() else text) + "\n")
     sys.stderr.flush()
 
 
 def wrapped(text: str) -> str:
-    """Break lines that are longer than the terminal is wide, between words."""
+    """Wrap lines that are longer than the terminal is wide, between words."""
     width = max(shutil.get_terminal_size().columns, 20)
     lines = (
         line if len(line) <= width else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -114,8 +114,8 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def ask(question: str) -> str:
-    """Ask the person something and give the line they type; Ctrl-C there ends the command."""
-    # It would only be noted while we wait here, and whoever pressed it would wait for a prompt that does not come.
+    """Ask a question and return the line that is typed; Ctrl-C there ends the command."""
+    # The event loop's own handler would not run while this call blocks.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.stderr.write(question)
@@ -126,6 +126,6 @@ def ask(question: str) -> str:
 
 
 def complain(sentence: str, next_step: str = "") -> None:
-    """Tell the person what went wrong and what to do about it."""
+    """Print an error and what to do about it."""
     ended = sentence if sentence.endswith((".", "!", "?", "…")) else f"{sentence}."
     say(f"headgate: {ended} {next_step}".rstrip())

@@ -1,4 +1,4 @@
-"""Where a running `up` is, so that commands given in the same directory find it."""
+"""The file in which a running `up` leaves its addresses, so that commands run in the same directory find it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def without_password(url: str) -> str:
-    """Give a URL without the user and password that a store's may carry."""
+    """Return a URL without the user and password that a store's URL may contain."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 class RunningUp(msgspec.Struct, frozen=True):
-    """The addresses of what `up` runs, and the token that opens it; None is what does not run."""
+    """The addresses of the processes of `up`, and the admin token; None if a process does not run."""
 
     gateway: str
     arena: str | None
@@ -36,22 +36,22 @@ class _Remembered(msgspec.Struct, frozen=True):
     up: RunningUp
 
 
-def remember(directory: Path, whereabouts: RunningUp) -> None:
-    """Leave a note that only we may read."""
+def remember(directory: Path, up: RunningUp) -> None:
+    """Write the file, readable by this user only."""
     unfinished = directory / f"{_FILE}.new"
     unfinished.unlink(missing_ok=True)
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(_Remembered(os.getpid(), whereabouts)))
+        file.write(msgspec.json.encode(_Remembered(os.getpid(), up)))
     unfinished.replace(directory / _FILE)
 
 
 def forget(directory: Path) -> None:
-    """Take the note away."""
+    """Delete the file."""
     (directory / _FILE).unlink(missing_ok=True)
 
 
 def find(directory: Path) -> RunningUp | None:
-    """Find the `up` that runs on this directory; a note left by one that was killed does not count."""
+    """Return the `up` that runs on this directory; the file of an `up` that was killed is ignored."""
     try:
         note = msgspec.json.decode((directory / _FILE).read_bytes(), type=_Remembered)
     except (OSError, msgspec.DecodeError):
@@ -63,9 +63,9 @@ def find(directory: Path) -> RunningUp | None:
 
 
 def find_by_url(directory: Path, url: str) -> RunningUp | None:
-    """Find the `up` that runs on this directory if its gateway is at this URL, under any name of this machine.
+    """Return the `up` that runs on this directory if its gateway is at this URL, under any name of this machine.
 
-    Call it at its own address: under another name of this machine somebody else might listen.
+    Use the address it returns: under another name of this machine another program might listen.
     """
     up = find(directory)
     return up if up is not None and _place(up.gateway) == _place(url) else None

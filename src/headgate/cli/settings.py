@@ -21,7 +21,7 @@ from headgate.waiting_room.settings import WaitingRoomSettings
 
 
 class ClientSettings(Settings, section="client"):
-    """Where the commands that ask a running Headgate find it."""
+    """The address and token by which commands reach a running Headgate."""
 
     url: Annotated[
         str, Doc("a gateway's or a store's URL; empty: the `up` running in this directory", "HEADGATE_URL", True)
@@ -30,7 +30,7 @@ class ClientSettings(Settings, section="client"):
 
 
 class DataSettings(Settings, section="data"):
-    """Where `up` keeps what must last."""
+    """The directory in which `up` keeps its data."""
 
     directory: Annotated[Path, Doc("directory of the embedded store, the admin token and the signing keys")] = Path(
         ".headgate"
@@ -53,7 +53,7 @@ KINDS: tuple[type[Settings], ...] = (
     ClientSettings,
 )
 
-# What our own commands tell the programs they run, which may be ours again.
+# Variables that our commands set for the programs they run, which may be `headgate` again.
 HANDED_DOWN = frozenset({"HEADGATE_INSTANCE_ID", "HEADGATE_LOCK", "HEADGATE_FENCE"})
 
 

@@ -1,4 +1,4 @@
-"""Whom a command talks to: `--url`, else `HEADGATE_URL`, else the `up` running in this directory."""
+"""Opens the client of a command: for `--url`, else `HEADGATE_URL`, else the `up` running in this directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from headgate.cli import running_up as whereabouts
+from headgate.cli import running_up
 from headgate.cli.settings import ClientSettings, DataSettings, read_settings
 from headgate.kit import logs
 from headgate.kit.logs import Level, LogSettings
@@ -26,7 +26,7 @@ class NoTarget(HeadgateError):
 
 
 def check_url(url: str, said: str) -> None:
-    """Refuse what is neither a gateway's nor a store's URL; it is not repeated, for it may hold a password."""
+    """Refuse a URL that is neither a gateway's nor a store's; the message omits it, since it may contain a password."""
     scheme, there, _ = url.partition("://")
     if not there or not (scheme in {"http", "https"} or scheme.partition("+")[0] in STORES):
         raise InvalidRequest(
@@ -37,9 +37,9 @@ def check_url(url: str, said: str) -> None:
 
 
 def target(url: str | None, level: Level = Level.WARNING) -> Headgate:
-    """Give the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`.
+    """Return the client for this command, not yet open; the token comes from HEADGATE_TOKEN or from `up`.
 
-    What is logged below this level is not shown, unless the settings name another.
+    Log lines below this level are not shown, unless the settings name another level.
     """
     configuration = read_settings(client__url=("--url", url))
     said = configuration.origin("log.level") != DEFAULT
@@ -47,11 +47,11 @@ def target(url: str | None, level: Level = Level.WARNING) -> Headgate:
     settings, prefix = configuration[ClientSettings], configuration[StoreSettings].prefix
     if settings.url:
         check_url(settings.url, configuration.origin("client.url"))
-        named = whereabouts.find_by_url(configuration[DataSettings].directory, settings.url)
+        named = running_up.find_by_url(configuration[DataSettings].directory, settings.url)
         if named is not None:
             return Headgate(named.gateway, token=settings.token or named.token, prefix=prefix)
         return Headgate(settings.url, token=settings.token or None, prefix=prefix, needs_store=True)
-    up = whereabouts.find(configuration[DataSettings].directory)
+    up = running_up.find(configuration[DataSettings].directory)
     if up is None:
         raise NoTarget
     return Headgate(up.gateway, token=settings.token or up.token, prefix=prefix)

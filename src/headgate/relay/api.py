@@ -11,43 +11,30 @@ from headgate.http.conditional import expected_version
 from headgate.http.paging import MOST_ON_A_PAGE, PageQuery
 from headgate.http.routes import Access, Answer, Call, ClientGone, Operation, Stopping
 from headgate.kit.problems import DeadlineExceeded, InvalidRequest, VersionConflict
-from headgate.kit.wire import Wire
 from headgate.relay.job_queue import LISTED, upstream_of
-from headgate.relay.model import (
-    JobState,
-    JobView,
-    Outcome,
-    Upstream,
-    UpstreamStatus,
-    UpstreamView,
-    upstream_name,
-    user_id,
-)
+from headgate.relay.model import JobState, Upstream, upstream_name, user_id
 from headgate.relay.permits import Permit
 from headgate.relay.problems import CostTooHigh, JobSending, JobUnknown, LineFull, UpstreamUnknown
 from headgate.relay.relay import Relay
 from headgate.relay.upstreams import THERE
+from headgate.relay.wire import (
+    Completion,
+    JobList,
+    JobView,
+    PermitAnswer,
+    PermitRequest,
+    UpstreamList,
+    UpstreamStatus,
+    UpstreamView,
+)
 
 TAG = "relay"
 UPSTREAMS = "/api/admin/upstreams"
 ANY_VERSION: Final = -1
 
 
-class UpstreamList(Wire, frozen=True):
-    """All upstreams."""
-
-    upstreams: list[UpstreamView]
-
-
-class JobList(Wire, frozen=True):
-    """Jobs of an upstream: those that have not ended, in their order, then the ended, the latest first."""
-
-    jobs: list[JobView]
-    next_page: Annotated[str | None, Meta(description="the `page` of the next call; null on the last page")] = None
-
-
 class JobFilter(PageQuery, frozen=True):
-    """Which jobs to list. Without `limit` a page has at most 200 of them."""
+    """The filter of a list of jobs. Without `limit` a page has at most 200 of them."""
 
     limit: Annotated[
         Annotated[int, Meta(ge=1, le=MOST_ON_A_PAGE)] | None,
@@ -60,39 +47,8 @@ class JobFilter(PageQuery, frozen=True):
     state: JobState | None = None
 
 
-class PermitRequest(Wire, frozen=True):
-    """Ask for a permit, and wait for it."""
-
-    upstream: str
-    user: str
-    permits: Annotated[int, Meta(ge=1, le=1000)] = 1
-    wait_seconds: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-
-
-class PermitAnswer(Wire, frozen=True):
-    """A permit: begin to send within `sendWithinSeconds`, and say within `leaseSeconds` how it went."""
-
-    permit: str
-    place: int
-    position: int
-    waited_ms: int
-    send_within_seconds: float
-    lease_seconds: float
-    delivery_seconds: float
-
-
-class Completion(Wire, frozen=True):
-    """How the request of a permit went."""
-
-    upstream: str
-    user: str
-    outcome: Outcome
-    age_ms: Annotated[int, Meta(ge=0, le=86_400_000)] = 0
-    pause_seconds: Annotated[float, Meta(ge=0, le=21_600)] = 0.0
-
-
 class RelayRoutes:
-    """The handlers."""
+    """The handlers of the relay's routes."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -147,7 +103,7 @@ class RelayRoutes:
 
         try:
             await call.attend(ask())
-            if call.departure().done():  # just when it was granted: nobody would use it, or tell of it
+            if call.departure().done():  # the client left just when it was granted: the permit would never be used
                 raise Stopping(retry_after=1) if call.stop.raised else ClientGone()
         except BaseException:
             for permit in granted:
@@ -166,16 +122,16 @@ class RelayRoutes:
         )
 
     async def complete_permit(self, call: Call) -> None:
-        told: Completion = call.body
-        view = await self._relay.upstreams.get(upstream_name(told.upstream))
-        user = user_id(told.user, "user")
+        report: Completion = call.body
+        view = await self._relay.upstreams.get(upstream_name(report.upstream))
+        user = user_id(report.user, "user")
         await self._relay.permits.complete(
-            view, user, call.path["permit"], told.outcome, age_ms=told.age_ms, pause_seconds=told.pause_seconds
+            view, user, call.path["permit"], report.outcome, age_ms=report.age_ms, pause_seconds=report.pause_seconds
         )
 
 
 def operations(relay: Relay) -> list[Operation]:
-    """List the routes."""
+    """List the relay's routes."""
     routes = RelayRoutes(relay)
     one = f"{UPSTREAMS}/{{upstream}}"
     admin, service, read = Access.ADMIN, Access.SERVICE, Access.READ

@@ -1,7 +1,7 @@
-"""Which headers go through the relay, in either direction, and what a request may ask for.
+"""The headers that pass the relay in either direction, and the options that a request gives in its headers.
 
-A request is never passed on as it came: it is written anew from what was understood of it. Whatever two readers could
-understand differently (two lengths, a length and chunks, headers that Connection strikes out) is refused.
+A request is never passed on as it came: it is written anew from its parsed form. A request that two parsers could
+read differently (two lengths, a length and chunks, headers that Connection removes) is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNWRITABLE = re.compile(rb"[\r\n\0]")
 _TOKEN = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")
 _TARGET = re.compile(rb"[!-~]*")
-# A segment of dots, and what some server takes for its end: `;` begins parameters, and the others end or trim a name.
+# A segment of dots and its possible ends: `;` begins parameters on some servers, and the others end or trim a name.
 _DOTS = re.compile(rb"(?:^|[/\\])\.\.?(?:[/\\;?#\0- ]|\Z)")
 _DECODINGS: Final = 4
 _SECRET = re.compile(r"\{secret:([A-Za-z0-9_.-]+)\}")
@@ -44,7 +44,7 @@ _RESET = re.compile(r";\s*t=(\d+)")
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:
-    """Give the only value of a header; sent twice, it is refused."""
+    """Return the only value of a header; raises Malformed if it was sent twice."""
     found = [value for key, value in headers if key == name]
     if len(found) > 1:
         raise Malformed(f"{name.decode('latin-1')} was sent more than once.")
@@ -52,7 +52,7 @@ def first(headers: Headers, name: bytes) -> bytes | None:
 
 
 def refuse_ambiguous(headers: Headers) -> None:
-    """Refuse what the next reader could take for something else than we do."""
+    """Refuse headers that the upstream could parse differently than we do."""
     lengths = [value for name, value in headers if name == b"content-length"]
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if len(lengths) > 1 or (lengths and not lengths[0].isdigit()):
@@ -69,7 +69,7 @@ def refuse_ambiguous(headers: Headers) -> None:
 
 
 def written_headers(method: str, headers: Mapping[str, str]) -> Headers:
-    """Write the headers that a caller in this process gives; InvalidRequest if a request could not carry them."""
+    """Encode the headers of a caller in this process; raises InvalidRequest if they are not valid."""
     if not _TOKEN.fullmatch(method):
         raise InvalidRequest(f"{method[:80]!r} is not a method.", field="method")
     for name, value in headers.items():
@@ -81,7 +81,7 @@ def written_headers(method: str, headers: Mapping[str, str]) -> Headers:
 
 
 def user_of(headers: Headers, policy: Upstream) -> str:
-    """Read whose request it is."""
+    """Read the user of a request from the upstream's user header."""
     value = first(headers, policy.user_header.lower().encode())
     if not value:
         raise UserMissing(f"Say in {policy.user_header} whose request this is.", header=policy.user_header)
@@ -108,7 +108,7 @@ def units_of(headers: Headers) -> int:
 
 
 def refuse_dots(path: bytes) -> None:
-    """Refuse a path that some server could take for one above the upstream's base, however often it decodes it."""
+    """Refuse a path that leads above the upstream's base, however often a server decodes it."""
     plain = path
     for _ in range(_DECODINGS):
         plain = unquote_to_bytes(plain)
@@ -119,7 +119,7 @@ def refuse_dots(path: bytes) -> None:
 
 
 def target_of(policy: Upstream, path: bytes, query: bytes) -> bytes:
-    """Write the request target below the upstream's base; nothing in the path can lead anywhere else."""
+    """Write the request target below the upstream's base path; the path cannot lead out of it."""
     if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(query) or b"#" in path + query or b"\\" in path:
         raise Malformed("The path has signs that must be percent-encoded.")
     refuse_dots(path)
@@ -128,7 +128,7 @@ def target_of(policy: Upstream, path: bytes, query: bytes) -> bytes:
 
 
 def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str], *, length: int | None) -> Headers:
-    """Write the headers that go to the upstream; `length` None means chunks, -1 no body."""
+    """Write the headers that are sent to the upstream; `length` None means chunked, -1 no body."""
     own = {name.lower().encode(): _filled(value, secrets) for name, value in policy.headers.items()}
     user = policy.user_header.lower().encode()
     kept = [
@@ -150,18 +150,18 @@ def request_headers(headers: Headers, policy: Upstream, secrets: dict[str, str],
 
 
 def with_trace(headers: Headers) -> Headers:
-    """Put the current span's trace context in place of the caller's; without a span, the caller's goes on as it is."""
+    """Replace the caller's trace context by the current span's, if there is a span."""
     own = [(name.encode(), value.encode("latin-1")) for name, value in traces.headers().items()]
     return [*(header for header in headers if header[0] not in _TRACE), *own] if own else headers
 
 
 def trace_of(headers: Headers) -> dict[str, str]:
-    """Give the trace context that came with a request."""
+    """Return the trace context of a request."""
     return {name.decode(): value.decode("latin-1") for name, value in headers if name in _TRACE}
 
 
 def response_headers(headers: Headers, *, body: bool = True) -> Headers:
-    """Drop what belongs to the connection to the upstream, and without a body what describes it."""
+    """Drop the hop-by-hop headers of an answer, and without a body also those that describe the body."""
     struck = set(HOP_BY_HOP) if body else HOP_BY_HOP | CONTENT
     for name, value in headers:
         if name == b"connection":
@@ -170,7 +170,7 @@ def response_headers(headers: Headers, *, body: bool = True) -> Headers:
 
 
 def pause_of(headers: Headers, default: float) -> float:
-    """Read how long the upstream wants to be left alone: Retry-After, else the RateLimit field."""
+    """Read how long to pause after a 429: Retry-After, else the RateLimit header."""
     named = {name: value.decode("latin-1").strip() for name, value in headers}
     after = named.get(b"retry-after", "")
     if after.isascii() and after.isdigit():
@@ -185,7 +185,7 @@ def pause_of(headers: Headers, default: float) -> float:
 
 
 def wants_job(headers: Headers) -> bool:
-    """Tell whether the client asks to be answered later."""
+    """Whether the client asks for a job: `Prefer: respond-async`."""
     preferences = [value for name, value in headers if name == b"prefer"]
     return any(
         option.split(b";")[0].strip().lower() == b"respond-async"
@@ -195,7 +195,7 @@ def wants_job(headers: Headers) -> bool:
 
 
 def _host(netloc: str) -> bytes:
-    """Write the Host header; a name beyond ASCII goes out in the form that it has in DNS."""
+    """Write the Host header; a name that is not ASCII is encoded as in DNS."""
     if netloc.isascii():
         return netloc.encode()
     name, colon, port = netloc.partition(":")

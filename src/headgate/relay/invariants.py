@@ -1,8 +1,8 @@
-"""Looks for contradictions in an upstream: sets that must agree, counts, jobs that nobody would send, and orphans.
+"""Looks for contradictions in an upstream's data: sets that must agree, counts, jobs that no runner would send, orphans.
 
-Nothing is changed. What all users share is looked at in steps, each of them one script that compares some members of one
-key with the rest. What is kept of one user is looked at by one script, so at one moment. A job that seems to have no place
-is looked at once more together with its user, since it may have come or ended meanwhile.
+Nothing is changed. Keys that all users share are read in steps, each of them one script that compares some members of one
+key with the rest. The keys of one user are read by one script, so at one moment. A job that seems to have no place
+is checked again together with its user, since it may have come or ended meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSPECT_USER = script(__package__, "inspect_user")
 
 PARTS: Final = ("sums", "turns", "heads", "deadlines", "ends", "orders", "jobs")
 STEP: Final = 500
-AT_ONCE: Final = 32  # users looked at together
+AT_ONCE: Final = 32  # users checked concurrently
 MOST_EACH: Final = 1000  # members of each of a user's keys
 MOST_MEMBERS: Final = 200_000
 MOST_FOUND: Final = 100
@@ -36,12 +36,12 @@ class _Policy(msgspec.Struct, rename="camel"):
 
 
 class _Inspection:
-    """One look at an upstream, and what it has found so far."""
+    """One inspection of an upstream, with its findings so far."""
 
     def __init__(self, store: Store, thing: Thing, most_members: int) -> None:
         self.members = 0
         self.complete = True
-        self.found: dict[str, None] = {}  # a scan may come by a member again
+        self.found: dict[str, None] = {}  # a scan may return a member twice
         self._store = store
         self._thing = thing
         self._most_members = most_members
@@ -50,7 +50,7 @@ class _Inspection:
         self._jobs: set[bytes] = set()
 
     async def run(self, stray: Collection[str]) -> None:
-        """Look at everything, up to the limit."""
+        """Inspect all keys, up to the limit."""
         for part in PARTS:
             await self._look_at_part(part)
         self._late_ms = await self._read_late_ms()
@@ -72,7 +72,7 @@ class _Inspection:
             await self._look_at_jobs()
 
     def _full(self) -> bool:
-        """Tell whether the limit is reached, and then remember that not everything was looked at."""
+        """Whether the limit is reached; then the inspection is marked as incomplete."""
         if self.members >= self._most_members or len(self.found) >= MOST_FOUND:
             self.complete = False
             return True
@@ -88,7 +88,7 @@ class _Inspection:
                 return
 
     async def _look_at_users(self, users: Collection[str], processes: dict[str, list[str]]) -> None:
-        """Look at users who have not been looked at yet, some of them together."""
+        """Inspect the users that have not been inspected yet, some of them concurrently."""
         left = [user for user in dict.fromkeys(users) if user not in self._looked]
         self._looked.update(left)
         for start in range(0, len(left), AT_ONCE):
@@ -109,7 +109,7 @@ class _Inspection:
         self.complete = self.complete and whole == 1
 
     async def _look_at_jobs(self) -> None:
-        """Look for jobs that wait and are in no user's line."""
+        """Look for waiting jobs that are in no user's line."""
         after = "-"
         while not self._full():
             reply = await self._store.read(
@@ -126,7 +126,7 @@ class _Inspection:
     async def _look_at_suspect(self, id: str) -> None:
         order = await self._store.read(self._thing, "HGET", self._thing.key("orders"), f"{id}:order")
         if order is None:
-            return  # it has ended meanwhile, or its record was found to lack it
+            return  # it has ended meanwhile, or its missing order is reported already
         try:
             user = _read_order(cast("bytes", order)).user
         except msgspec.DecodeError:
@@ -135,7 +135,7 @@ class _Inspection:
         await self._look_at_user(user, suspects=id)
 
     async def _read_late_ms(self) -> int:
-        """Give how long a request without an answer counts as on its way under the policy in force."""
+        """Return how long a request without an answer counts as in flight under the policy in force."""
         document = await self._store.read(self._thing, "HGET", self._thing.key("policy"), "document")
         try:
             return round(msgspec.json.decode(cast("bytes", document or b""), type=_Policy).delivery_seconds * 1000)
@@ -143,10 +143,10 @@ class _Inspection:
             return _MOST_LATE_MS
 
     async def _scan(self, command: str, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Give the members of a key with their values, in steps."""
+        """Yield the members of a key with their values, in steps."""
         cursor = b"0"
         while not self._full():
-            # The names stand there as literals, since the rights that we need are read out of this file.
+            # The command names are literals because `store/acl.py` reads the needed rights out of this file.
             if command == "HSCAN":
                 reply = await self._store.read(self._thing, "HSCAN", self._thing.key(key), cursor, "COUNT", STEP)
             else:
@@ -165,9 +165,9 @@ class _Inspection:
 async def inspect(
     store: Store, thing: Thing, stray: Collection[str] = (), most_members: int = MOST_MEMBERS
 ) -> tuple[int, list[str], bool]:
-    """Give the number of members looked at, what does not agree, and whether all was looked at.
+    """Return the number of members inspected, the contradictions, and whether everything was inspected.
 
-    `stray` are users of whom keys were seen: they are looked at whether any list names them or not.
+    `stray` are users of whom keys were seen: they are inspected even if no list names them.
     """
     look = _Inspection(store, thing, most_members)
     await look.run(stray)

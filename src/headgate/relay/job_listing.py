@@ -1,7 +1,7 @@
-"""Pages of an upstream's jobs: those that have not ended, in the order in which they came, then the ended, the latest first.
+"""Pages of an upstream's jobs: the open ones in order of arrival, then the ended ones, the latest first.
 
-In this order a job that ends while somebody reads page after page may be seen twice, and is never missed. A page names where
-the next one begins. It may have fewer jobs than asked for: it ends early after a bounded number of jobs that were not wanted,
+In this order a job that ends while a client reads page after page may be seen twice, and is never missed. A page names where
+the next one begins. It may have fewer jobs than asked for: it ends early after a bounded number of jobs in other states,
 and after a bounded number of bytes.
 """
 
@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, cast
 
 from headgate.kit.problems import InvalidRequest
-from headgate.relay.model import JobState, JobView
+from headgate.relay.model import JobState
 from headgate.relay.problems import JobUnknown
+from headgate.relay.wire import JobView
 from headgate.store import Store, Thing
 
 FINISHED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.UNKNOWN, JobState.CANCELLED})
@@ -25,14 +26,14 @@ _PAGE = re.compile(r"open:([0-9]{1,19}-[0-9]{1,19})|ended:([0-9]{1,17}):([0-9A-Z
 
 
 class ListingPosition(NamedTuple):
-    """After which job to go on: one that has not ended (its entry in the stream), or one that has (its time and id)."""
+    """The last job of a page: an open one (its entry in the stream), or an ended one (its time and id)."""
 
     ended: bool
     after: str = ""
     id: str = ""
 
     def text(self) -> str:
-        """Write it as a page."""
+        """Encode it as the `page` of the next call."""
         return f"ended:{self.after}:{self.id}" if self.ended else f"open:{self.after}"
 
 
@@ -40,7 +41,7 @@ ENDED: Final = ListingPosition(ended=True)
 
 
 def position_of(page: str) -> ListingPosition:
-    """Read a page; raises InvalidRequest if it is none."""
+    """Decode a `page`; raises InvalidRequest if it is not valid."""
     found = _PAGE.fullmatch(page)
     if found is None:
         if page == ENDED.text():
@@ -51,7 +52,7 @@ def position_of(page: str) -> ListingPosition:
 
 
 class JobListing:
-    """Lists the jobs of one upstream; `get` tells how one stands."""
+    """Lists the jobs of one upstream; `get` reads one job."""
 
     def __init__(self, store: Store, thing: Thing, get: Callable[[str], Awaitable[JobView]]) -> None:
         self._store = store
@@ -59,7 +60,7 @@ class JobListing:
         self._get = get
 
     async def page(self, state: JobState | None, limit: int, page: str | None) -> tuple[list[JobView], str | None]:
-        """Give the jobs of one page, and the next page; None if there is none."""
+        """Return the jobs of one page, and the next page; None if it is the last."""
         position: ListingPosition | None = (
             ListingPosition(ended=state in FINISHED) if page is None else position_of(page)
         )
@@ -77,7 +78,7 @@ class JobListing:
         return found, None if position is None else position.text()
 
     async def _open(self, position: ListingPosition, count: int) -> tuple[list[str], ListingPosition | None]:
-        """Read the next jobs that have not ended, and where to go on."""
+        """Return the next open jobs, and the position to go on from."""
         after = f"({position.after}" if position.after else "-"
         reply = await self._store.read(self._thing, "XRANGE", self._thing.key("jobs"), after, "+", "COUNT", count + 1)
         entries = cast("list[tuple[bytes, list[bytes]]]", reply or [])
@@ -87,11 +88,11 @@ class JobListing:
         return ids, ENDED if await self._store.read(self._thing, "EXISTS", self._thing.key("ends")) else None
 
     async def _ended(self, position: ListingPosition, count: int) -> tuple[list[str], ListingPosition | None]:
-        """Read the next jobs that have ended, and where to go on."""
+        """Return the next ended jobs, and the position to go on from."""
         key, start = self._thing.key("ends"), 0
         if position.after:
             rank = cast("int | None", await self._store.read(self._thing, "ZREVRANK", key, position.id))
-            if rank is None:  # forgotten meanwhile, as is all that ended before it
+            if rank is None:  # deleted meanwhile, with all that ended before it
                 newer = await self._store.read(self._thing, "ZCOUNT", key, f"({position.after}", "+inf")
                 rank = cast("int", newer) - 1
             start = rank + 1
@@ -103,7 +104,7 @@ class JobListing:
         return ids, ListingPosition(ended=True, after=str(int(float(entries[2 * count - 1]))), id=ids[-1])
 
     async def _views(self, ids: list[str], state: JobState | None) -> list[JobView]:
-        """Tell how those of these jobs stand that are in this state."""
+        """Read those of these jobs that are in this state."""
         if not ids:
             return []
         if state is not None:
@@ -117,5 +118,5 @@ class JobListing:
     async def _view(self, id: str) -> JobView | None:
         try:
             return await self._get(id)
-        except JobUnknown:  # forgotten since it was named
+        except JobUnknown:  # deleted since it was listed
             return None

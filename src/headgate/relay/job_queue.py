@@ -1,9 +1,9 @@
-"""Jobs: requests that are accepted now and answered later, kept in the store until they are.
+"""Jobs: requests that are accepted now and sent later, kept in the store until they are answered.
 
 A job lives in its upstream's slot: its order and state in a hash, the list of all in a stream. Its place in the user's
-line is fixed when it is accepted, so jobs and requests that wait share one line. Runners take the first few jobs of each
-user, and users in turn; one that is full gives back jobs that must wait for such as can go. So nobody's backlog is in
-anybody else's way.
+line is fixed when it is accepted, so jobs and waiting requests share one line. Runners take the first few jobs of each
+user, and users in turn; a full runner gives back jobs that must wait in exchange for jobs that can be sent. So no user's
+backlog delays another user.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import msgspec
 
 from headgate.kit.ids import new_ulid
 from headgate.relay.job_listing import JobListing
-from headgate.relay.model import JobState, JobView, Order, Response, upstream_name
+from headgate.relay.model import JobState, Order, upstream_name
 from headgate.relay.problems import JobSending, JobUnknown
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.wire import JobView, Response
 from headgate.store import Store, script
 from headgate.store.client.link import Reply
 
@@ -37,7 +38,7 @@ JOB_OVERDUE = script(__package__, "job_overdue")
 JOB_SWEEP = script(__package__, "job_sweep")
 
 LISTED: Final = 200
-AGAIN_MS: Final = 5_000  # until a user's jobs are looked at again although nothing is known to have changed
+AGAIN_MS: Final = 5_000  # until a user's jobs are checked again without a known change
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order = msgspec.msgpack.Decoder(Order).decode
@@ -45,7 +46,7 @@ _decode_response = msgspec.json.Decoder(Response).decode
 
 
 class TakenJob(msgspec.Struct, frozen=True):
-    """A job in the hands of its sender."""
+    """A job that a runner has taken to send it."""
 
     state: JobState
     order: Order
@@ -64,8 +65,8 @@ class NextJobs(msgspec.Struct, frozen=True):
     ready: int
 
 
-class Jobs:
-    """Accepts jobs, tells how they stand, and cancels them; sending them is the runner's."""
+class JobQueue:
+    """Accepts, shows, lists and cancels jobs, and changes their state for the runners that send them."""
 
     def __init__(self, store: Store, upstreams: Upstreams, settings: RelaySettings) -> None:
         self._store = store
@@ -73,7 +74,7 @@ class Jobs:
         self._settings = settings
 
     async def submit(self, upstream: str, order: Order, *, id: str | None = None) -> str:
-        """Accept a job and give its id, which names its upstream."""
+        """Accept a job and return its id, which contains its upstream."""
         view = await self._upstreams.get(upstream)
         id = id or f"{new_ulid()}.{upstream}"
         await self._store.run(
@@ -83,7 +84,7 @@ class Jobs:
         return id
 
     async def get(self, id: str) -> JobView:
-        """Tell how a job stands."""
+        """Return a job's state, and while it waits its position and estimated time."""
         upstream = upstream_of(id)
         thing = self._upstreams.thing(upstream)
         fields = [f"{id}:{name}" for name in ("state", "place", "attempts", "reason", "response", "order")]
@@ -100,8 +101,8 @@ class Jobs:
             response=_decode_response(response) if response else None,
         )
         if view.state is JobState.WAITING and order is not None:
-            what = _decode_order(order)
-            _, position, wait = await self._upstreams.figures(upstream, what.user, int(place or 0), what.units)
+            request = _decode_order(order)
+            _, position, wait = await self._upstreams.figures(upstream, request.user, int(place or 0), request.units)
             eta = datetime.fromtimestamp(self._store.now(thing) + wait / 1000, UTC)
             view = msgspec.structs.replace(view, position=position, eta=f"{eta:%Y-%m-%dT%H:%M:%SZ}")
         return view
@@ -109,12 +110,12 @@ class Jobs:
     async def page(
         self, upstream: str, state: JobState | None = None, *, limit: int = LISTED, page: str | None = None
     ) -> tuple[Sequence[JobView], str | None]:
-        """Give some of an upstream's jobs that wait or have ended lately, and where the next page begins if there is one."""
+        """Return one page of an upstream's open and lately ended jobs, and the next page's token; None on the last page."""
         listing = JobListing(self._store, self._upstreams.thing(upstream_name(upstream)), self.get)
         return await listing.page(state, limit, page)
 
     async def list(self, upstream: str, state: JobState | None = None) -> Sequence[JobView]:
-        """Give all jobs of an upstream that wait or have ended lately; one that ended meanwhile is there as it ended."""
+        """List all open and lately ended jobs of an upstream; a job that ends meanwhile is listed in its final state."""
         found: dict[str, JobView] = {}
         page = None
         while True:
@@ -124,7 +125,7 @@ class Jobs:
                 return [*found.values()]
 
     async def cancel(self, id: str) -> JobState:
-        """Cancel a job that waits; one that has ended stays as it is."""
+        """Cancel a waiting job; a job that has ended stays as it is."""
         reply = await self._end_waiting(id, JobState.CANCELLED, "cancelled by its owner")
         if not reply:
             raise JobUnknown(f"There is no job {id}.")
@@ -133,7 +134,7 @@ class Jobs:
     async def end(
         self, id: str, user: str, holder: str, state: JobState, reason: str, response: Response | None = None
     ) -> str:
-        """Write how a job ended."""
+        """Write the final state of a job; return the state it has then."""
         reply = await self._store.run(
             JOB_END, self._upstreams.thing(upstream_of(id)), id, user, holder, state, reason,
             msgspec.json.encode(response) if response is not None else b"",
@@ -142,19 +143,19 @@ class Jobs:
         return cast("bytes", reply).decode()
 
     async def _end_waiting(self, id: str, state: JobState, reason: str) -> str:
-        """End a job that nobody is sending; raises JobSending."""
+        """End a job that is not being sent; raises JobSending if it is."""
         thing = self._upstreams.thing(upstream_of(id))
         order = cast("bytes | None", await self._store.read(thing, "HGET", thing.key("orders"), f"{id}:order"))
         user = _decode_order(order).user if order is not None else ""  # without an order it has ended
         return await self.end(id, user, "", state, reason)
 
     async def due(self, upstream: str, holder: str, most: int) -> Sequence[str]:
-        """Say that a runner is alive, and name users whose jobs should be looked at."""
+        """Record a runner's heartbeat, and return users whose jobs are due for a check."""
         reply = await self._store.run(JOB_LOOK, self._upstreams.thing(upstream), holder, most)
         return [user.decode() for user in cast("list[bytes]", reply)]
 
     async def next(self, upstream: str, user: str, holder: str, most: int) -> NextJobs:
-        """Become the holder of at most so many more of a user's next jobs; name all of them that are ours."""
+        """Become the holder of at most `most` more of a user's next jobs; return all that this runner holds."""
         thing = self._upstreams.thing(upstream)
         reply = cast("list[Reply]", await self._store.run(JOB_NEXT, thing, user, holder, most, AGAIN_MS, user=user))
         if not reply:
@@ -173,21 +174,21 @@ class Jobs:
         )
 
     async def mark_sending(self, id: str, holder: str, attempt: str) -> int:
-        """Write that a job is being sent; raises JobTaken if it is not ours to send."""
+        """Mark a job as being sent; raises JobTaken if another runner holds it or it has ended."""
         thing = self._upstreams.thing(upstream_of(id))
         return cast("int", await self._store.run(JOB_SEND, thing, id, holder, attempt))
 
     async def mark_refused(self, id: str, holder: str, attempt: str) -> None:
-        """Write that the upstream refused a job, which therefore waits again."""
+        """Mark a job as refused by the upstream, so that it waits again."""
         await self._store.run(JOB_REFUSED, self._upstreams.thing(upstream_of(id)), id, holder, attempt)
 
     async def give_back(self, id: str, user: str, holder: str, *, at_once: bool) -> None:
-        """Leave a job of ours that is not being sent to others, who look for it now or when it is time."""
+        """Give up a held job that is not being sent; other runners look for it now, or when its turn comes."""
         thing = self._upstreams.thing(upstream_of(id))
         await self._store.run(JOB_GIVE_BACK, thing, id, user, holder, int(at_once), user=user)
 
     async def abandon(self, upstream: str) -> None:
-        """End what waits for an upstream that was taken out of service; nobody would ever send it."""
+        """Fail the waiting jobs of an upstream that was taken out of service."""
         thing = self._upstreams.thing(upstream)
         entries = await self._store.read(thing, "XRANGE", thing.key("jobs"), "-", "+", "COUNT", LISTED)
         for _, id in entries_of(entries):
@@ -195,7 +196,7 @@ class Jobs:
                 await self._end_waiting(id, JobState.FAILED, "its upstream was taken out of service")
 
     async def sweep(self, upstream: str) -> None:
-        """Forget old results, and end jobs whose turn did not come before their deadline."""
+        """Delete old results, and fail jobs whose turn did not come before their deadline."""
         thing = self._upstreams.thing(upstream)
         await self._store.run(JOB_SWEEP, thing, LISTED)
         for id in cast("list[bytes]", await self._store.run(JOB_OVERDUE, thing, LISTED)):
@@ -204,7 +205,7 @@ class Jobs:
 
 
 def upstream_of(id: str) -> str:
-    """Read from a job's id where it lives."""
+    """Return the upstream that a job's id contains."""
     ulid, _, upstream = id.partition(".")
     if len(ulid) != 26 or not ulid.isalnum() or not upstream:
         raise JobUnknown(f"{id[:160]!r} is not the id of a job.")
@@ -212,7 +213,7 @@ def upstream_of(id: str) -> str:
 
 
 def entries_of(reply: Reply) -> list[tuple[str, str]]:
-    """Read a range of the stream: entry and job id; an entry that was deleted has no fields."""
+    """Decode a range of the stream into pairs of entry and job id; a deleted entry has no fields."""
     found = []
     for entry, fields in cast("list[tuple[bytes, list[bytes] | None]]", reply or []):
         if fields:
@@ -221,7 +222,7 @@ def entries_of(reply: Reply) -> list[tuple[str, str]]:
 
 
 def response_of(status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, truncated: bool) -> Response:
-    """Write an answer as a job's result."""
+    """Encode an upstream's answer as a job's result."""
     named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     try:
         return Response(status, named, body=body.decode(), truncated=truncated)

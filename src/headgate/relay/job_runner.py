@@ -1,9 +1,9 @@
-"""Sends jobs: takes the next few of each user, waits in line for each, and never sends one twice that must not be.
+"""Sends jobs: takes the next few of each user, waits for a permit for each, and sends none twice unless it is repeatable.
 
-Before its first byte leaves, a job is marked as being sent. One whose sender died after that is sent again only if that
-does no harm; otherwise its honest end is `unknown`. One that has outlived several senders is parked.
+Before its first byte is sent, a job is marked as being sent. A job whose runner died after that is sent again only if it
+is repeatable; otherwise it ends as `unknown`. A job that has outlived several runners is parked.
 
-A runner that is to finish takes nothing new, gives back at once what waits, and lets what is being sent come to its end.
+A runner that shuts down takes no new jobs, gives back the waiting ones at once, and lets those being sent finish.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
 from headgate.relay import metrics
-from headgate.relay.forward import Forwarder, RelayAnswer, RelayRequest
+from headgate.relay.forwarder import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import target_of, trace_of
-from headgate.relay.incoming import KeptBody
-from headgate.relay.job_holdings import HeldJob, Holdings
-from headgate.relay.job_queue import Jobs, response_of
-from headgate.relay.model import JobState, Order, Response, Upstream
+from headgate.relay.held_jobs import HeldJob, HeldJobs
+from headgate.relay.job_queue import JobQueue, response_of
+from headgate.relay.model import JobState, Order, Upstream
 from headgate.relay.permits import Permits
 from headgate.relay.problems import JobSending, JobTaken, LineFull, UpstreamFailed, UpstreamTimeout
+from headgate.relay.request_body import BufferedBody
 from headgate.relay.settings import RelaySettings
 from headgate.relay.upstreams import Upstreams
+from headgate.relay.wire import Response
 from headgate.store import ServerError, Store
 from headgate.store.errors import as_problem
 
@@ -41,7 +42,7 @@ log = get_logger()
 
 
 class JobEnd(NamedTuple):
-    """How a job ended."""
+    """The final state of a job, with its reason and answer."""
 
     state: JobState
     reason: str = ""
@@ -49,35 +50,35 @@ class JobEnd(NamedTuple):
 
 
 class JobRunner:
-    """Sends the jobs of every upstream, together with the runners of other processes."""
+    """Sends the jobs of every upstream; the runners of other processes share the work."""
 
     def __init__(
-        self, store: Store, upstreams: Upstreams, permits: Permits, forwarder: Forwarder, jobs: Jobs,
+        self, store: Store, upstreams: Upstreams, permits: Permits, forwarder: Forwarder, jobs: JobQueue,
         settings: RelaySettings,
     ) -> None:  # fmt: skip
         self._store = store
         self._upstreams = upstreams
         self._permits = permits
         self._forwarder = forwarder
-        self._jobs = jobs
+        self._queue = jobs
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._look = asyncio.Event()
+        self._wake = asyncio.Event()
         self._held: dict[str, HeldJob] = {}
-        self._holdings: dict[str, Holdings] = {}
-        self._listening = ExitStack()
-        self._heard: set[str] = set()
+        self._by_upstream: dict[str, HeldJobs] = {}
+        self._subscriptions = ExitStack()
+        self._subscribed: set[str] = set()
         self._finishing = False
 
     def finish(self) -> None:
-        """Take nothing new; `run` ends when what is being sent has ended."""
+        """Take no new jobs; `run` returns when those being sent have ended."""
         self._finishing = True
-        self._look.set()
+        self._wake.set()
 
     async def run(self) -> None:
-        """Take and send jobs until told to finish."""
-        self._heard.clear()  # one that was started again listens anew
-        with self._listening:
+        """Take and send jobs until `finish` is called."""
+        self._subscribed.clear()  # a restarted runner subscribes again
+        with self._subscriptions:
             async with asyncio.TaskGroup() as group:
                 while not self._finishing:
                     try:
@@ -86,73 +87,75 @@ class JobRunner:
                         raise
                     except HeadgateError as error:
                         log.debug("jobs could not be looked at", error=error.detail)
-                    except Exception:  # a look that fails must not end what is being sent
+                    except Exception:  # a failed round must not end the jobs being sent
                         log.exception("jobs could not be looked at")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_SECONDS):
-                            await self._look.wait()
-                    self._look.clear()
+                            await self._wake.wait()
+                    self._wake.clear()
                 await self._drain()
 
     async def _round(self, group: asyncio.TaskGroup) -> None:
         for view in await self._upstreams.list():
-            if view.name not in self._heard:
-                self._heard.add(view.name)
-                self._listening.enter_context(
-                    self._store.hints.listen(self._upstreams.thing(view.name), "events", self._hear)
+            if view.name not in self._subscribed:
+                self._subscribed.add(view.name)
+                self._subscriptions.enter_context(
+                    self._store.hints.listen(self._upstreams.thing(view.name), "events", self._on_hint)
                 )
             if self._finishing:
                 return
             await self._take(view.name, group)
 
     async def _take(self, upstream: str, group: asyncio.TaskGroup) -> None:
-        """Take the next jobs of one upstream, of its users in turn."""
+        """Take the next jobs of one upstream, from its users in turn."""
         holder = self._permits.process
-        holdings = self._holdings.setdefault(upstream, Holdings(self._settings.held_jobs))
-        users = await self._jobs.due(upstream, holder, PAGE)
+        held_jobs = self._by_upstream.setdefault(upstream, HeldJobs(self._settings.held_jobs))
+        users = await self._queue.due(upstream, holder, PAGE)
         for user in users:
             if self._finishing:
                 return
             now = self._loop.time()
-            found = await self._jobs.next(upstream, user, holder, max(0, holdings.room))
-            self._hold(holdings, upstream, user, found.ids, group)
+            found = await self._queue.next(upstream, user, holder, max(0, held_jobs.room))
+            self._hold(held_jobs, upstream, user, found.ids, group)
             if found.ready:
-                spare = holdings.spare(now)
-                others = spare.choose(user, found.ready, now)
-                if not others and spare.empty(now):
-                    return  # whoever is due stays so until something ends
+                releasable = held_jobs.releasable(now)
+                others = releasable.choose(user, found.ready, now)
+                if not others and releasable.empty(now):
+                    return  # users that are due stay so until a job ends
                 await self._make_room(others)
-                if holdings.room > 0:
-                    found = await self._jobs.next(upstream, user, holder, holdings.room)
-                    self._hold(holdings, upstream, user, found.ids, group)
-            holdings.learn(user, now + found.wait_ms / 1000)
+                if held_jobs.room > 0:
+                    found = await self._queue.next(upstream, user, holder, held_jobs.room)
+                    self._hold(held_jobs, upstream, user, found.ids, group)
+            held_jobs.learn(user, now + found.wait_ms / 1000)
         if len(users) == PAGE:
-            self._look.set()
+            self._wake.set()
 
     async def _make_room(self, jobs: Iterable[HeldJob]) -> None:
-        """Give back jobs that must wait anyway, unless they are being sent by now."""
+        """Give back jobs that must wait anyway, unless they are being sent already."""
         waiting = [held for held in jobs if held.waits]
         await _cancelled(waiting)
         await asyncio.gather(*(self._give_back(held, at_once=False) for held in waiting))
 
-    def _hold(self, holdings: Holdings, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup) -> None:
+    def _hold(
+        self, held_jobs: HeldJobs, upstream: str, user: str, ids: Iterable[str], group: asyncio.TaskGroup
+    ) -> None:
         for id in ids:
             if id not in self._held:
                 held = self._held[id] = HeldJob(upstream, user, id)
-                holdings.add(held)
+                held_jobs.add(held)
                 held.task = group.create_task(self._keep(held))
-                held.task.add_done_callback(partial(self._let_go, holdings, held))
+                held.task.add_done_callback(partial(self._let_go, held_jobs, held))
 
-    def _let_go(self, holdings: Holdings, held: HeldJob, task: asyncio.Task[None]) -> None:
-        if holdings.room <= 0:
-            self._look.set()  # somebody may have been left out
+    def _let_go(self, held_jobs: HeldJobs, held: HeldJob, task: asyncio.Task[None]) -> None:
+        if held_jobs.room <= 0:
+            self._wake.set()  # a user may have been left out
         del self._held[held.id]
-        holdings.remove(held)
+        held_jobs.remove(held)
 
-    def _hear(self, words: str | None) -> None:
+    def _on_hint(self, words: str | None) -> None:
         kind, _, rest = (words or "").partition(" ")
         if kind == "job":
-            self._look.set()
+            self._wake.set()
         elif kind == "ended":
             id, _, state = rest.partition(" ")
             held = self._held.get(id)
@@ -160,7 +163,7 @@ class JobRunner:
                 held.task.cancel()
 
     async def _drain(self) -> None:
-        """Give back what is not being sent, and let the rest end within the time that a stopping relay has."""
+        """Give back the jobs that are not being sent, and wait for the others within the shutdown time of a relay."""
         limit = self._loop.time() + self._settings.drain_seconds
         waiting = [held for held in self._held.values() if not held.marked]
         await _cancelled(waiting)
@@ -169,7 +172,7 @@ class JobRunner:
             await asyncio.wait(_tasks(self._held.values()), timeout=min(LOOK_SECONDS, left))
             for upstream in {held.upstream for held in self._held.values()}:
                 try:
-                    await self._jobs.due(upstream, self._permits.process, 0)  # others would take what we are sending
+                    await self._queue.due(upstream, self._permits.process, 0)  # a heartbeat, else others take our jobs
                 except Closed:
                     raise
                 except HeadgateError as error:
@@ -179,25 +182,25 @@ class JobRunner:
 
     async def _give_back(self, held: HeldJob, *, at_once: bool) -> None:
         try:
-            await self._jobs.give_back(held.id, held.user, self._permits.process, at_once=at_once)
+            await self._queue.give_back(held.id, held.user, self._permits.process, at_once=at_once)
         except Closed:
             raise
-        except (HeadgateError, ServerError) as error:  # others find it when they miss us
+        except (HeadgateError, ServerError) as error:  # others take it when our heartbeat is missing
             log.info("a job could not be given back", job=held.id, error=str(error))
 
     async def _keep(self, held: HeldJob) -> None:
-        """See one job through to an end; whatever goes wrong with it, the others go on."""
+        """Send one job and write its end; an error in one job does not affect the others."""
         try:
             end = await self._outcome(held)
             if end is not None:
                 await self._end(held, end)
         except Closed:
             raise
-        except Exception:  # the top of this job's own loop; it is found again among those that are ours and not held
+        except Exception:  # the top of this job's task; the next round finds the job again as ours and not held
             log.exception("the end of a job could not be written", job=held.id)
 
     async def _outcome(self, held: HeldJob) -> JobEnd | None:
-        """Send a job and give its end; what the store did not hear is tried again. None: it is not ours to end."""
+        """Send a job and return its end; retries during an outage of the store. None if another runner has the job."""
         while True:
             try:
                 return await self._send(held)
@@ -210,19 +213,19 @@ class JobRunner:
             except (HeadgateError, ServerError) as error:
                 log.warning("job failed", job=held.id, error=str(error))
                 return JobEnd(JobState.FAILED, _public_detail(error))
-            except Exception as error:  # such as an order that cannot be written: one job must not end the others
+            except Exception as error:  # such as an order that cannot be encoded: one job must not end the others
                 log.exception("job failed", job=held.id)
                 state = JobState.UNKNOWN if held.marked else JobState.FAILED
                 return JobEnd(state, f"it could not be sent and answered ({type(error).__name__})")
 
     async def _send(self, held: HeldJob) -> JobEnd | None:
         id, holder = held.id, self._permits.process
-        taken = await self._jobs.take(id, holder)
+        taken = await self._queue.take(id, holder)
         if taken is None:
             return None
         view = await self._upstreams.get(held.upstream)
         request = _request(view.policy, taken.order)
-        # A mark of our own tells nothing: whatever has us take a job again is raised where it may be sent (again).
+        # Our own mark is no sign of a dead runner: errors that make us take a job again occur only where it may be sent again.
         if taken.attempt != held.attempt:
             if taken.attempts >= PARK_AFTER:
                 return JobEnd(JobState.FAILED, f"parked after {taken.attempts} attempts that ended a relay")
@@ -231,14 +234,14 @@ class JobRunner:
 
         async def mark() -> None:
             held.marked, held.waits = True, False
-            await self._jobs.mark_sending(id, holder, held.attempt)
+            await self._queue.mark_sending(id, holder, held.attempt)
 
         async def unmark() -> None:
-            await self._jobs.mark_refused(id, holder, held.attempt)
+            await self._queue.mark_refused(id, holder, held.attempt)
             held.marked, held.waits = False, True
 
         deadline = self._loop.time() + max(0, taken.order.wait_ms - taken.age_ms) / 1000
-        # The trace of whoever submitted it goes on.
+        # The span continues the submitter's trace.
         job = traces.span(
             "relay job", kind=traces.SpanKind.CONSUMER, caller=trace_of(request.headers), upstream=held.upstream
         )
@@ -265,7 +268,7 @@ class JobRunner:
         metrics.JOBS.labels(held.upstream, end.state).inc()
         while True:
             try:
-                await self._jobs.end(held.id, held.user, self._permits.process, end.state, end.reason, end.response)
+                await self._queue.end(held.id, held.user, self._permits.process, end.state, end.reason, end.response)
                 return
             except Closed:
                 raise
@@ -276,12 +279,12 @@ class JobRunner:
 
 
 def _public_detail(error: HeadgateError | ServerError) -> str:
-    """Say what went wrong in words for whoever submitted the job; the store's own words are for the log only."""
+    """Return the error message for the job's owner; the store's own message is only logged."""
     return (as_problem(error) if isinstance(error, ServerError) else error).public_detail
 
 
 async def _read(answer: RelayAnswer, most: int) -> tuple[bytes, bool]:
-    """Read a body; True if a part of it is missing: it is too large, or it belongs to a refusal and broke off."""
+    """Read a body; True if it is incomplete: too large, or the body of a 429 that broke off."""
     if answer.truncated:
         return b"", True
     body = b""
@@ -312,4 +315,4 @@ async def _cancelled(jobs: Sequence[HeldJob]) -> None:
 def _request(policy: Upstream, order: Order) -> RelayRequest:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in order.headers]
     target = target_of(policy, order.path.encode("latin-1"), order.query.encode("latin-1"))
-    return RelayRequest(order.method, target, headers, KeptBody(order.body), order.user, order.units)
+    return RelayRequest(order.method, target, headers, BufferedBody(order.body), order.user, order.units)

@@ -1,4 +1,4 @@
-"""What the relay measures; an upstream is a label, a user never is."""
+"""The metrics of the relay; an upstream is a label, a user never is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from headgate.kit.named_metrics import CounterSeries, GaugeSeries, LabelNames
 
-TELL_SECONDS: Final = 0.2
+FLUSH_SECONDS: Final = 0.2
 
 UPSTREAMS: Final = LabelNames("upstream")
 WAITING = UPSTREAMS.gauge("headgate_relay_waiting", "requests that wait for a permit")
@@ -41,45 +41,45 @@ JOBS = UPSTREAMS.counter("headgate_relay_jobs_total", "jobs that ended, by state
 STORE_CALLS = UPSTREAMS.counter("headgate_relay_store_calls_total", "script calls made for permits", ("script",))
 
 
-class Later:
-    """A count or gauge that is told a few times a second: a metric that processes share costs more than an addition."""
+class DeferredMetric:
+    """A counter or gauge that is updated a few times a second, because a metric shared by processes costs more than an addition."""
 
-    __slots__ = ("_metric", "_soon", "_sum")
+    __slots__ = ("_metric", "_schedule", "_sum")
 
-    def __init__(self, metric: CounterSeries | GaugeSeries, soon: Callable[[], None]) -> None:
+    def __init__(self, metric: CounterSeries | GaugeSeries, schedule: Callable[[], None]) -> None:
         self._metric = metric
-        self._soon = soon
+        self._schedule = schedule
         self._sum = 0
 
     def inc(self) -> None:
         """Add one."""
         self._sum += 1
-        self._soon()
+        self._schedule()
 
     def dec(self) -> None:
-        """Take one away; for gauges."""
+        """Subtract one; for gauges."""
         self._sum -= 1
-        self._soon()
+        self._schedule()
 
-    def tell(self) -> None:
-        """Bring the metric up to date."""
+    def flush(self) -> None:
+        """Add the sum to the metric."""
         if self._sum:
             self._metric.inc(self._sum)
             self._sum = 0
 
 
-class Meters:
-    """One upstream's metrics, looked up once: a label costs more to find than a number to add."""
+class UpstreamMetrics:
+    """One upstream's metrics, looked up once, because looking up a label costs more than adding a number."""
 
     __slots__ = (
-        "_answers", "_armed", "_calls", "_later", "_loop", "in_flight", "largest_window", "late_permits", "refusals",
+        "_answers", "_armed", "_calls", "_deferred", "_loop", "in_flight", "largest_window", "late_permits", "refusals",
         "sends", "upstream", "upstream_seconds", "utilisation", "wait_seconds", "waiting",
     )  # fmt: skip
 
     def __init__(self, upstream: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._armed = False
-        self._later: list[Later] = []
+        self._deferred: list[DeferredMetric] = []
         self.upstream = upstream
         self.waiting = WAITING.labels(upstream)
         self.in_flight = self._make(IN_FLIGHT.labels(upstream))
@@ -90,11 +90,11 @@ class Meters:
         self.largest_window = LARGEST_WINDOW.labels(upstream)
         self.utilisation = UTILISATION.labels(upstream)
         self.late_permits = LATE_PERMITS.labels(upstream)
-        self._answers: dict[str, Later] = {}
-        self._calls: dict[str, Later] = {}
+        self._answers: dict[str, DeferredMetric] = {}
+        self._calls: dict[str, DeferredMetric] = {}
 
     def answer(self, outcome: str) -> None:
-        """Count how a request ended."""
+        """Count a request by its outcome."""
         found = self._answers.get(outcome)
         if found is None:
             found = self._answers[outcome] = self._make(ANSWERS.labels(self.upstream, outcome))
@@ -107,18 +107,18 @@ class Meters:
             found = self._calls[script] = self._make(STORE_CALLS.labels(self.upstream, script))
         found.inc()
 
-    def tell(self) -> None:
-        """Bring all metrics up to date."""
+    def flush(self) -> None:
+        """Update all deferred metrics."""
         self._armed = False
-        for one in self._later:
-            one.tell()
+        for metric in self._deferred:
+            metric.flush()
 
-    def _make(self, metric: CounterSeries | GaugeSeries) -> Later:
-        made = Later(metric, self._soon)
-        self._later.append(made)
+    def _make(self, metric: CounterSeries | GaugeSeries) -> DeferredMetric:
+        made = DeferredMetric(metric, self._schedule_flush)
+        self._deferred.append(made)
         return made
 
-    def _soon(self) -> None:
+    def _schedule_flush(self) -> None:
         if not self._armed:
             self._armed = True
-            self._loop.call_later(TELL_SECONDS, self.tell)
+            self._loop.call_later(FLUSH_SECONDS, self.flush)

@@ -1,4 +1,4 @@
-"""Upstreams, their limits, and what the scripts are told of them: rules without I/O."""
+"""Upstreams, their limits and how scripts read them, and the states of permits and jobs: rules without I/O."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FRAMING: Final = frozenset(
      "upgrade"}
 )  # fmt: skip
 
-# Headers that cannot name a user: secrets, which would be stored as the user's id, and what the relay reads or writes itself.
+# Headers that cannot name a user: secrets, which would be stored as the user's id, and those the relay uses itself.
 NO_USER: Final = FRAMING | {
     "authorization", "cookie", "forwarded", "host", "prefer", "proxy-authenticate", "proxy-authorization", "set-cookie",
     "x-api-token", "x-deadline-ms", "x-permits",
@@ -46,7 +46,7 @@ _PATH = re.compile(r"[!-~]*")
 
 
 class Per(StrEnum):
-    """Whose limit it is: each user's own, or one that all users of the upstream share."""
+    """The scope of a limit: each user has a limit of their own, or all users of the upstream share one."""
 
     USER = "user"
     UPSTREAM = "upstream"
@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 class Counter(StrEnum):
-    """How the upstream counts; only a sliding counter needs more than its own limit."""
+    """The algorithm by which the upstream counts; only a sliding counter needs a stricter limit than its own."""
 
     LOG = "log"
     FIXED = "fixed"
@@ -81,7 +81,7 @@ class Limit(Wire, frozen=True, omit_defaults=True):
     every_ms: Annotated[int, Meta(ge=1, le=86_400_000)] | None = None
 
     def check(self, field: str) -> None:
-        """Refuse a limit that lacks what its kind needs, or says what it does not."""
+        """Refuse a limit whose fields are not exactly those that its kind needs."""
         given = {name for name in ("count", "seconds", "burst", "every_ms") if getattr(self, name) is not None}
         needed = _NEEDS[self.kind]
         if given != needed:
@@ -89,7 +89,7 @@ class Limit(Wire, frozen=True, omit_defaults=True):
             raise InvalidRequest(f"{field}: a {self.kind} limit takes exactly {words}.", field=field)
 
     def rules(self, counter: Counter) -> list[str]:
-        """Write this limit as the scripts read it: kind, count, milliseconds, burst."""
+        """Encode this limit for the scripts: kind, count, milliseconds, burst."""
         count = self.count or 1
         ms = ceil(round((self.seconds or 0) * 1000, 6))  # a window may be longer than the upstream's, never shorter
         match self.kind:
@@ -117,7 +117,7 @@ _CAMEL: Final = {"count": "count", "seconds": "seconds", "burst": "burst", "ever
 
 
 class Retry(Wire, frozen=True, omit_defaults=True):
-    """When a request that may be sent again is: after a closed connection, and after these statuses."""
+    """When a repeatable request is sent again: after a closed connection, and after these statuses."""
 
     attempts: Annotated[int, Meta(ge=0, le=5)] = 1
     statuses: tuple[Annotated[int, Meta(ge=500, le=599)], ...] = ()
@@ -125,7 +125,7 @@ class Retry(Wire, frozen=True, omit_defaults=True):
 
 
 class Upstream(Wire, frozen=True):
-    """Somebody else's API: where it is and how much of it may be used."""
+    """The policy of an upstream (another party's API): its address and limits."""
 
     base_url: str
     limits: tuple[Limit, ...]
@@ -145,7 +145,7 @@ class Upstream(Wire, frozen=True):
     verify_tls: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot work; the messages name the field."""
+        """Refuse a policy that cannot work; the messages name the field."""
         _check_url(self.base_url)
         if not self.limits:
             raise InvalidRequest("limits must have at least one limit.", field="limits")
@@ -170,7 +170,7 @@ class Upstream(Wire, frozen=True):
                 raise InvalidRequest(f"{name} is written by the relay itself.", field="headers")
 
     def rules(self) -> dict[str, str]:
-        """Give the fields of the policy that scripts read."""
+        """Return the fields of the policy that scripts read."""
         fields = {
             "rules": self._written(limit for limit in self.limits if limit.per is Per.USER),
             "shared": self._written(limit for limit in self.limits if limit.per is Per.UPSTREAM),
@@ -180,7 +180,7 @@ class Upstream(Wire, frozen=True):
 
     @property
     def hold_ms(self) -> int:
-        """Say how long nothing may be sent when history is lost: until every limit has surely forgotten."""
+        """Return how long nothing may be sent after a loss of data: the longest window of any limit."""
         hold = 1
         for field, rules in self.rules().items():
             for rule in [] if field.startswith("plan:") else rules.split(";")[:-1]:
@@ -190,17 +190,17 @@ class Upstream(Wire, frozen=True):
 
     @property
     def lease_ms(self) -> int:
-        """Say for how long a permit stands without a word: time to begin, to be answered, and to arrive."""
+        """Return how long a permit lasts without a report: time to begin, to be answered, and to arrive."""
         return SEND_MS + round((self.timeout_seconds + self.delivery_seconds) * 1000)
 
     @property
     def concurrent(self) -> bool:
-        """Say whether the end of an answer matters, not only its beginning."""
+        """Whether any limit counts concurrent requests, so that the end of an answer matters too."""
         every = [*self.limits, *(limit for limits in self.plans.values() for limit in limits)]
         return any(limit.kind is Kind.CONCURRENT for limit in every)
 
     def window_of(self, user: str) -> Limit | None:
-        """Give the window that headers speak of: the user's first one."""
+        """Return the user's first window, which the rate-limit headers describe."""
         limits = self.plans.get(self.user_plans.get(user, ""), self.limits)
         return next((limit for limit in limits if limit.kind is Kind.WINDOW and limit.per is Per.USER), None)
 
@@ -209,7 +209,7 @@ class Upstream(Wire, frozen=True):
 
 
 def upstream_name(value: str) -> str:
-    """Check an upstream's name; a few are taken by our own addresses."""
+    """Check an upstream's name; a few names are reserved for our own routes."""
     thing_name(value, "upstream")
     if value in RESERVED:
         raise InvalidRequest(f"The name {value} is reserved.", field="upstream")
@@ -217,10 +217,10 @@ def upstream_name(value: str) -> str:
 
 
 def user_id(value: str, field: str = "user") -> str:
-    """Check a user's id: whatever the callers' system calls its users, such as an e-mail address or `tenant/7`."""
+    """Check a user's id, which callers choose, such as an e-mail address or `tenant/7`."""
     try:
         size = len(value.encode())
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         size = 0
     if not 1 <= size <= LONGEST_USER or not value.isprintable() or " " in value:
         raise InvalidRequest(
@@ -231,11 +231,11 @@ def user_id(value: str, field: str = "user") -> str:
 
 
 def _check_url(base_url: str) -> None:
-    """Refuse an address that no request could be sent to; the messages tell what is wrong with it."""
+    """Refuse an address to which no request could be sent; the messages say what is wrong with it."""
     try:
         parts = urlsplit(base_url)
         host = parts.hostname
-    except ValueError as error:  # such as brackets around what is no IPv6 address
+    except ValueError as error:  # such as brackets around an invalid IPv6 address
         raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl") from error
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidRequest("baseUrl must be http://host… or https://host….", field="baseUrl")
@@ -263,7 +263,7 @@ def _is_token(name: str) -> bool:
 
 
 class Outcome(StrEnum):
-    """How the request of a permit went."""
+    """The outcome of the request of a permit."""
 
     UNSENT = "unsent"
     ANSWERED = "answered"
@@ -273,7 +273,7 @@ class Outcome(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is; the last four are ends."""
+    """The state of a job; the last four are final."""
 
     WAITING = "waiting"
     SENDING = "sending"
@@ -294,59 +294,3 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     user: str
     units: int
     wait_ms: int
-
-
-class Response(Wire, frozen=True, omit_defaults=True):
-    """What the upstream answered; bytes that are not text come in base64."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: str | None = None
-    body_base64: str | None = None
-    truncated: bool = False
-
-
-class JobView(Wire, frozen=True, omit_defaults=True):
-    """A job as its owner sees it."""
-
-    id: str
-    state: JobState
-    upstream: str
-    position: int | None = None
-    eta: str | None = None
-    attempts: int = 0
-    reason: str | None = None
-    response: Response | None = None
-
-
-class UpstreamView(Wire, frozen=True):
-    """An upstream with its policy and version."""
-
-    name: str
-    version: int
-    policy: Upstream
-
-
-class UserFigures(Wire, frozen=True):
-    """How it stands with one user; `waiting` are requests in line, `jobs` those that wait, in line or not yet."""
-
-    user: str
-    waiting: int
-    in_flight: int
-    cooling: int
-    room: int
-    held_ms: int
-    jobs: int = 0
-
-
-class UpstreamStatus(Wire, frozen=True):
-    """How it stands with an upstream: sums over its users, and the busiest of them."""
-
-    name: str
-    users: int
-    waiting: int
-    in_flight: int
-    cooling: int
-    held_ms: int
-    busiest: tuple[UserFigures, ...]
-    jobs: int = 0

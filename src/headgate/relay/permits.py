@@ -1,7 +1,7 @@
 """Permits: the right to send one request, granted by the store in the order of arrival.
 
-Three states, and what a cancel means in each: waiting (free), granted but not sent on (free), sent (must cool). A holder
-must begin to send before `send_by`, a moment of its own monotonic clock that was fixed before it asked; whatever pauses
+A permit has three states. Cancelled while it waits, or granted and unused, it is free again; once the request was sent it
+must cool. A holder must begin to send before `send_by`, a time of its own monotonic clock fixed before it asked: a pause of
 the process in between makes the permit expire, never the request late.
 """
 
@@ -20,12 +20,13 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
 from headgate.kit.underway import Underway
 from headgate.relay import metrics
-from headgate.relay.metrics import Meters
-from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
+from headgate.relay.metrics import UpstreamMetrics
+from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream
 from headgate.relay.problems import LineFull, PermitExpired, UpstreamUnknown
-from headgate.relay.upstream_site import UpstreamSite
+from headgate.relay.upstream_state import UpstreamState
 from headgate.relay.upstreams import Upstreams
-from headgate.relay.waiting import PermitWaiter
+from headgate.relay.waiters import PermitWaiter
+from headgate.relay.wire import UpstreamView
 from headgate.store import Script, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
 
@@ -38,7 +39,7 @@ BEAT = script(__package__, "beat")
 
 BEAT_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 5.0
-SILENT_SECONDS: Final = 3.0  # a second less than the store takes us for dead after
+SILENT_SECONDS: Final = 3.0  # a second less than the time after which the store considers a process dead
 STORE_PAUSE: Final = 0.25
 GRANTED, WAITING, TOO_LATE, FULL = 1, 0, 2, 3
 
@@ -47,7 +48,7 @@ _PERMIT = re.compile(r"r[0-9a-f]{12}\.[0-9]{1,15}\.[0-9]{1,4}")
 
 
 class Permit:
-    """A permit in hand; told what became of its request exactly once."""
+    """A permit that this process holds; it is settled exactly once with the outcome of its request."""
 
     __slots__ = ("_permits", "_sent", "_settled", "id", "lease_at", "meters", "name", "paused_seconds", "place", "policy",
                  "position", "room", "send_by", "user", "waited")  # fmt: skip
@@ -74,11 +75,11 @@ class Permit:
 
     @property
     def sent(self) -> bool:
-        """Tell whether anything may have left for the upstream."""
+        """Whether anything may have been sent to the upstream."""
         return self._sent
 
     def sending(self) -> None:
-        """Say that the first byte leaves now; raises PermitExpired if that would be too late."""
+        """Mark the permit as used, just before the first byte is sent; raises PermitExpired if it is too late."""
         if asyncio.get_running_loop().time() >= self.send_by:
             self.meters.late_permits.inc()
             raise PermitExpired
@@ -89,24 +90,24 @@ class Permit:
     def settle(
         self, outcome: Outcome, *, age_seconds: float = 0.0, pause_seconds: float = 0.0
     ) -> asyncio.Task[None] | None:
-        """Tell the store how it went, in the background and until it hears it or the lease has ended."""
+        """Report the outcome to the store in the background, repeatedly until it succeeds or the lease has ended."""
         if self._settled:
             return None
         self._settled = outcome is not Outcome.ANSWERED
         return self._permits.settle(self, outcome, age_seconds, pause_seconds)
 
     def hand_over(self) -> None:
-        """Leave this permit to somebody in another process, who tells the store themselves."""
+        """Leave this permit to a client in another process, which reports the outcome itself."""
         self._settled = True
         self._permits.hand_over(self)
 
     def give_back(self) -> None:
-        """End a permit in whatever state it is, without knowing more: free if unsent, else perhaps still on its way."""
+        """Settle the permit without an answer: it is free if unsent, else the request may still arrive."""
         self.settle(Outcome.LOST if self._sent else Outcome.UNSENT)
 
 
 class Permits:
-    """Asks the store for permits and waits for them, for one process."""
+    """Acquires permits from the store for one process, and keeps them alive by heartbeats."""
 
     def __init__(self, store: Store, upstreams: Upstreams) -> None:
         self.process = f"r{secrets.token_hex(6)}"
@@ -114,7 +115,7 @@ class Permits:
         self._upstreams = upstreams
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._sites: dict[str, UpstreamSite[Permit]] = {}
+        self._states: dict[str, UpstreamState[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._asking = Underway()
         self._closing = False
@@ -130,54 +131,54 @@ class Permits:
         await self.close(self._loop.time() + CLOSE_SECONDS)
 
     def refuse(self) -> None:
-        """Tell whoever asks or waits that this client closes."""
+        """Refuse new and waiting calls with `Closed`."""
         self._closing = True
-        for site in self._sites.values():
-            site.lines.call_all()
+        for state in self._states.values():
+            state.lines.call_all()
 
     async def close(self, limit: float) -> None:
-        """Refuse everybody, and let the store hear of every permit and of whoever left a line, until then."""
+        """Refuse all calls, and report every permit and every cancelled waiter to the store, until the limit."""
         self.refuse()
         await self._asking.over(limit - self._loop.time())
         await self.settled(limit - self._loop.time())
         if self._beat is not None:
             self._beat.cancel()
-        for site in self._sites.values():
-            site.listening.close()
-            site.meters.tell()
+        for state in self._states.values():
+            state.listening.close()
+            state.meters.flush()
 
     def thing(self, name: str) -> Thing:
-        """Name an upstream's thing."""
+        """Return an upstream's thing."""
         return self._store.thing("upstream", NAMESPACE, name)
 
     async def acquire(
         self, name: str, policy: Upstream, user: str, *, deadline: float, units: int = 1, place: int = 0, most: int | None = None
     ) -> Permit:  # fmt: skip
-        """Wait in line for a permit until the deadline; a place given by an earlier permit is kept."""
-        site = self._site(name)
+        """Wait in line for a permit until the deadline; `place` is the place of an earlier permit, which is kept."""
+        state = self._state(name)
         started = self._loop.time()
         most = policy.max_waiting if most is None else most
         position = -1
-        with self._asking, site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
+        with self._asking, state.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
             waits = False
             try:
                 while True:
                     asked = self._loop.time()
-                    reply = await self._ask(site, policy, user, waiter, most, deadline)
-                    self._refuse_when_closing()  # nobody would hear how it was used
+                    reply = await self._ask(state, policy, user, waiter, most, deadline)
+                    self._refuse_when_closing()  # its outcome could not be reported any more
                     how, ms, exact = cast("int", reply[0]), _int(reply[3]), reply[4] == 1
                     waiter.place = _int(reply[1])
                     if position < 0:
                         position = cast("int", reply[2])
-                    site.learn(reply[7], reply[8])
+                    state.learn(reply[7], reply[8])
                     if how == GRANTED:
                         room, used = cast("int", reply[5]), cast("int", reply[6])
                         waited = self._loop.time() - started
-                        site.note_grant(waited, room, used)
+                        state.note_grant(waited, room, used)
                         permit = Permit(self, name, policy, user, waiter, position=position, waited=waited,
                                         asked=asked, left_ms=ms, room=max(0, room))  # fmt: skip
-                        site.held[permit.id] = permit
+                        state.held[permit.id] = permit
                         return permit
                     if how == TOO_LATE:
                         raise DeadlineExceeded(
@@ -188,26 +189,32 @@ class Permits:
                         raise LineFull(
                             f"{position} requests of this user are waiting already.", retry_after=max(1, ms // 1000)
                         )
-                    site.heard = max(site.heard, asked)
+                    state.heard = max(state.heard, asked)
                     if not waits:
                         waits = True
-                        site.meters.waiting.inc()
+                        state.meters.waiting.inc()
                     await waiter.turn(waiter.place, ms / 1000, exact=exact, deadline=deadline)
                     if self._loop.time() >= deadline:
                         raise DeadlineExceeded("Its turn did not come before your deadline.")
             except BaseException:
-                self._start(self._cancel(site, policy, user, waiter.id))
+                self._start(self._cancel(state, policy, user, waiter.id))
                 raise
             finally:
                 if waits:
-                    site.meters.waiting.dec()
+                    state.meters.waiting.dec()
 
     async def _ask(
-        self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: PermitWaiter, most: int, deadline: float
+        self,
+        state: UpstreamState[Permit],
+        policy: Upstream,
+        user: str,
+        waiter: PermitWaiter,
+        most: int,
+        deadline: float,
     ) -> list[Reply]:
-        """Ask once; while the store is away, wait and ask again until the deadline.
+        """Ask the store once; during an outage, retry until the deadline.
 
-        A store that is out of memory goes on with those who have a place, and refuses the others at once.
+        A store that is out of memory still serves waiters that have a place, and refuses the others at once.
         """
         what = ACQUIRE
         while True:
@@ -217,12 +224,12 @@ class Permits:
             limit = min(deadline, now + 2.0)
             try:
                 reply = await self._run(
-                    what, site, user, user, waiter.id, waiter.place, max(0, int((deadline - now) * 1000)), most,
+                    what, state, user, user, waiter.id, waiter.place, max(0, int((deadline - now) * 1000)), most,
                     policy.lease_ms, deadline=limit,
                 )  # fmt: skip
                 return cast("list[Reply]", reply)
             except UpstreamUnknown:
-                await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
+                await self._upstreams.get(state.name, fresh=True)  # writes back a policy that the store has lost
             except Closed:
                 raise
             except StoreFull:
@@ -239,66 +246,66 @@ class Permits:
             raise Closed
 
     def hand_over(self, permit: Permit) -> None:
-        """Forget a permit that is used elsewhere."""
-        self._site(permit.name).held.pop(permit.id, None)
+        """Forget a permit that another process uses."""
+        self._state(permit.name).held.pop(permit.id, None)
 
     async def complete(
         self, view: UpstreamView, user: str, permit: str, outcome: Outcome, *, age_ms: int, pause_seconds: float
     ) -> None:
-        """Tell the store how a permit was used in another process."""
+        """Report the outcome of a permit that was used in another process."""
         if not _PERMIT.fullmatch(permit):
             raise InvalidRequest("This is not the id of a permit.", field="permit")
-        policy, site = view.policy, self._site(view.name)
+        policy, state = view.policy, self._state(view.name)
         late_ms, pause_ms = round(policy.delivery_seconds * 1000), round(pause_seconds * 1000)
         if outcome is not Outcome.UNSENT:
-            site.note_answer(self._loop.time() - age_ms / 1000 + (late_ms / 1000 if outcome is Outcome.LOST else 0.0))
+            state.note_answer(self._loop.time() - age_ms / 1000 + (late_ms / 1000 if outcome is Outcome.LOST else 0.0))
         await self._run(
-            COMPLETE, site, user, user, permit, outcome, age_ms, late_ms, pause_ms, policy.lease_ms,
+            COMPLETE, state, user, user, permit, outcome, age_ms, late_ms, pause_ms, policy.lease_ms,
             _jitter(),
         )  # fmt: skip
 
     def sends(self, permit: Permit) -> None:
-        """Count a request that leaves."""
+        """Count a request that is sent."""
         permit.meters.sends.inc()
         permit.meters.in_flight.inc()
 
     def settle(self, permit: Permit, outcome: Outcome, age_seconds: float, pause_seconds: float) -> asyncio.Task[None]:
-        """Begin to tell the store how a permit's request went."""
-        site = self._site(permit.name)
-        held = site.held.pop(permit.id, None)
+        """Start the task that reports the outcome of a permit's request."""
+        state = self._state(permit.name)
+        held = state.held.pop(permit.id, None)
         if held is not None and permit.sent:
             permit.meters.in_flight.dec()
         if outcome is Outcome.ANSWERED:
-            site.streaming[permit.id] = permit
+            state.streaming[permit.id] = permit
         else:
-            site.streaming.pop(permit.id, None)
+            state.streaming.pop(permit.id, None)
         permit.meters.answer(outcome)
         answered = self._loop.time() - age_seconds
         if outcome is not Outcome.UNSENT:
-            site.note_answer(answered + (permit.policy.delivery_seconds if outcome is Outcome.LOST else 0.0))
-        return self._start(self._settle(site, permit, outcome, answered, pause_seconds))
+            state.note_answer(answered + (permit.policy.delivery_seconds if outcome is Outcome.LOST else 0.0))
+        return self._start(self._settle(state, permit, outcome, answered, pause_seconds))
 
     async def settled(self, seconds: float) -> None:
-        """Wait until the store has heard of every permit, or so long."""
+        """Wait until every outcome is reported, for at most so many seconds."""
         if self._settling:
             await asyncio.wait(tuple(self._settling), timeout=seconds)
 
     async def _settle(
-        self, site: UpstreamSite[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
+        self, state: UpstreamState[Permit], permit: Permit, outcome: Outcome, answered: float, pause_seconds: float
     ) -> None:
         policy = permit.policy
         late_ms, jitter = round(policy.delivery_seconds * 1000), _jitter()
-        # After the lease the store takes the request for answered then; a word after that changes nothing.
+        # At the end of the lease the store counts the request as answered; a later report changes nothing.
         while self._loop.time() < permit.lease_at or outcome is Outcome.ANSWERED:
-            # The loop's clock may count whole milliseconds: the answer is never taken for older than it is.
+            # The loop's clock may count whole milliseconds: the answer is never reported as older than it is.
             age_ms = max(0, int((self._loop.time() - answered) * 1000) - 1)
             try:
                 reply = cast(
                     "list[Reply]",
-                    await self._run(COMPLETE, site, permit.user, permit.user, permit.id, outcome, age_ms, late_ms,
+                    await self._run(COMPLETE, state, permit.user, permit.user, permit.id, outcome, age_ms, late_ms,
                                     round(pause_seconds * 1000), policy.lease_ms, jitter),
                 )  # fmt: skip
-                site.learn(reply[0], reply[1])
+                state.learn(reply[0], reply[1])
                 permit.paused_seconds = _int(reply[2]) / 1000
                 return
             except Closed:
@@ -306,11 +313,11 @@ class Permits:
             except StoreUnavailable:
                 await asyncio.sleep(STORE_PAUSE)
 
-    async def _cancel(self, site: UpstreamSite[Permit], policy: Upstream, user: str, waiter: str) -> None:
+    async def _cancel(self, state: UpstreamState[Permit], policy: Upstream, user: str, waiter: str) -> None:
         limit = self._loop.time() + policy.lease_ms / 1000
         while self._loop.time() < limit:
             try:
-                await self._run(CANCEL, site, user, user, waiter, policy.lease_ms)
+                await self._run(CANCEL, state, user, user, waiter, policy.lease_ms)
                 return
             except Closed:
                 raise
@@ -318,10 +325,10 @@ class Permits:
                 await asyncio.sleep(STORE_PAUSE)
 
     async def _run(
-        self, what: Script, site: UpstreamSite[Permit], user: str, *args: Arg, deadline: float | None = None
+        self, what: Script, state: UpstreamState[Permit], user: str, *args: Arg, deadline: float | None = None
     ) -> Reply:
-        site.meters.call(what.name)
-        return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
+        state.meters.call(what.name)
+        return await self._store.run(what, state.thing, *args, deadline=deadline, user=user)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._store.errands.start(work)
@@ -329,83 +336,83 @@ class Permits:
         task.add_done_callback(self._settling.discard)
         return task
 
-    def meters(self, name: str) -> Meters:
-        """Give an upstream's metrics."""
-        return self._site(name).meters
+    def meters(self, name: str) -> UpstreamMetrics:
+        """Return an upstream's metrics."""
+        return self._state(name).meters
 
-    def _site(self, name: str) -> UpstreamSite[Permit]:
-        site = self._sites.get(name)
+    def _state(self, name: str) -> UpstreamState[Permit]:
+        state = self._states.get(name)
         if self._beat is None:
             self._beat = self._store.errands.start(self._keep_beating())
-        if site is None:
-            site = self._sites[name] = UpstreamSite(name, self.thing(name), self._hurry)
-            hear = site.hear(self._upstreams.doubt)
-            site.listening.enter_context(self._store.hints.listen(site.thing, "events", hear))
-        return site
+        if state is None:
+            state = self._states[name] = UpstreamState(name, self.thing(name), self._hurry)
+            on_hint = state.subscriber(self._upstreams.expire)
+            state.listening.enter_context(self._store.hints.listen(state.thing, "events", on_hint))
+        return state
 
-    # Signs of life
+    # Heartbeats
 
     async def _keep_beating(self) -> None:
-        """Tell the store every second that our waiters and permits are alive, and notice a lost history."""
+        """Send a heartbeat for our waiters and permits every second, and notice a loss of data by the replies."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_SECONDS):
                     await self._hurry.wait()
             self._hurry.clear()
-            busy = [site for site in self._sites.values() if site.busy() or site.unheard]
+            busy = [state for state in self._states.values() if state.busy() or state.unheard]
             for name in [
-                name for name, site in self._sites.items() if site not in busy and not self._upstreams.knows(name)
+                name for name, state in self._states.items() if state not in busy and not self._upstreams.knows(name)
             ]:
-                self._sites.pop(name).listening.close()
-            await asyncio.gather(*(self._beat_once(site) for site in busy))
+                self._states.pop(name).listening.close()
+            await asyncio.gather(*(self._beat_once(state) for state in busy))
 
-    async def _beat_once(self, site: UpstreamSite[Permit]) -> None:
+    async def _beat_once(self, state: UpstreamState[Permit]) -> None:
         beaten = self._loop.time()
         try:
-            told, site.unheard = site.unheard, False
-            process = self.process if site.busy() else ""
+            unheard, state.unheard = state.unheard, False
+            process = self.process if state.busy() else ""
             try:
                 reply = cast(
                     "list[Reply]",
-                    await self._store.run(BEAT, site.thing, process, site.told_epoch, site.answered_ms()),
+                    await self._store.run(BEAT, state.thing, process, state.reported_epoch, state.answered_ms()),
                 )
             except HeadgateError:
-                site.unheard = told
+                state.unheard = unheard
                 raise
             if not reply[0]:
-                await self._upstreams.get(site.name, fresh=True)  # brings back a policy that the store has lost
-                self._hurry.set()  # and says then what we have in hand
+                await self._upstreams.get(state.name, fresh=True)  # writes back a policy that the store has lost
+                self._hurry.set()  # the next heartbeat then reports our permits
                 return
-            self._upstreams.confirm(site.name, int(cast("bytes", reply[1])))
-            site.learn(reply[0], reply[1])
-            site.told_epoch = cast("bytes", reply[0])
-            # The store heard us at some moment between then and now: it may have been silent until just now.
-            silent, site.heard = self._loop.time() - site.heard > SILENT_SECONDS, beaten
+            self._upstreams.confirm(state.name, int(cast("bytes", reply[1])))
+            state.learn(reply[0], reply[1])
+            state.reported_epoch = cast("bytes", reply[0])
+            # The heartbeat arrived at some time between its start and now: measure the gap up to now, the next from its start.
+            silent, state.heard = self._loop.time() - state.heard > SILENT_SECONDS, beaten
             if silent:
-                site.lines.show_places()
-            if site.unreported:
-                site.unreported = False  # from here on, what is lost is lost anew
+                state.lines.show_places()
+            if state.unreported:
+                state.unreported = False  # a loss from here on is a new one
                 try:
-                    await self._report(site)
+                    await self._report(state)
                 except HeadgateError:
-                    site.unreported = True
+                    state.unreported = True
                     raise
         except HeadgateError as error:
-            log.debug("no sign of life could be given", upstream=site.name, error=error.detail)
+            log.debug("no sign of life could be given", upstream=state.name, error=error.detail)
 
-    async def _report(self, site: UpstreamSite[Permit]) -> None:
-        """Say again what is in hand, from not yet sent to not yet ended: the store may have forgotten it."""
-        log.info("history may be lost, holding for one window", upstream=site.name)
-        metrics.HOLDS.labels(site.name).inc()
+    async def _report(self, state: UpstreamState[Permit]) -> None:
+        """Report all permits that we hold, which the store may have lost: from unsent ones to streamed answers."""
+        log.info("history may be lost, holding for one window", upstream=state.name)
+        metrics.HOLDS.labels(state.name).inc()
         users: dict[str, list[Permit]] = {}
-        for permit in (*site.held.values(), *site.streaming.values()):
+        for permit in (*state.held.values(), *state.streaming.values()):
             users.setdefault(permit.user, []).append(permit)
-        await asyncio.gather(*(self._report_user(site, user, permits) for user, permits in users.items()))
-        site.lines.show_places()
+        await asyncio.gather(*(self._report_user(state, user, permits) for user, permits in users.items()))
+        state.lines.show_places()
 
-    async def _report_user(self, site: UpstreamSite[Permit], user: str, permits: list[Permit]) -> None:
+    async def _report_user(self, state: UpstreamState[Permit], user: str, permits: list[Permit]) -> None:
         ids = [permit.id for permit in permits]
-        await self._store.run(REPORT, site.thing, user, permits[0].policy.lease_ms, *ids, user=user)
+        await self._store.run(REPORT, state.thing, user, permits[0].policy.lease_ms, *ids, user=user)
 
 
 def _jitter() -> float:

@@ -1,4 +1,4 @@
-"""What can go wrong for a caller of the relay."""
+"""The errors of the relay."""
 
 from __future__ import annotations
 

@@ -7,22 +7,20 @@ from types import TracebackType
 from typing import Final, Self
 
 from headgate.http.routes import Access, Mount
-from headgate.kit.life import Job
-from headgate.relay.forward import Forwarder
-from headgate.relay.job_queue import Jobs
+from headgate.relay.forwarder import Forwarder
+from headgate.relay.job_queue import JobQueue
 from headgate.relay.job_runner import JobRunner
 from headgate.relay.permits import CLOSE_SECONDS, Permits
 from headgate.relay.proxy import Proxy
 from headgate.relay.settings import RelaySettings
-from headgate.relay.sweep import RelaySweep
 from headgate.relay.upstreams import Upstreams
 from headgate.store import Store
 
-REQUEST_SECONDS: Final = 4.0  # for requests on their way when it closes; the rest of CLOSE_SECONDS is to tell of them
+REQUEST_SECONDS: Final = 4.0  # for requests in flight at close; the rest of CLOSE_SECONDS is for reporting them
 
 
 class Relay:
-    """`async with Relay(store) as relay:`; inside, permits are asked for and held."""
+    """`async with Relay(store) as relay:`; permits can be acquired and held inside the block only."""
 
     def __init__(self, store: Store, settings: RelaySettings | None = None) -> None:
         self.store = store
@@ -30,8 +28,7 @@ class Relay:
         self.upstreams = Upstreams(store)
         self.permits = Permits(store, self.upstreams)
         self.forwarder = Forwarder(self.permits, self.settings)
-        self.jobs = Jobs(store, self.upstreams, self.settings)
-        self.sweep = RelaySweep(store, self.upstreams, self.jobs)
+        self.jobs = JobQueue(store, self.upstreams, self.settings)
 
     async def __aenter__(self) -> Self:
         await self.permits.__aenter__()
@@ -47,19 +44,10 @@ class Relay:
         await self.permits.close(limit)
 
     def mount(self) -> Mount:
-        """Give the proxy as an application to be served."""
+        """Return the forwarding proxy as a mount for a gateway."""
         proxy = Proxy(self.upstreams, self.forwarder, self.jobs, self.settings)
         return Mount("/relay", proxy, Access.SERVICE, bearer=False)
 
     def runner(self) -> JobRunner:
-        """Give what sends jobs."""
+        """Return a runner that sends the accepted jobs."""
         return JobRunner(self.store, self.upstreams, self.permits, self.forwarder, self.jobs, self.settings)
-
-
-def jobs(relay: Relay) -> list[Job]:
-    """List what a worker does for the relay."""
-    runner = relay.runner()
-    return [
-        Job("relay sweep", relay.sweep.step, every_seconds=1.0),
-        Job("relay jobs", runner.run, finish=runner.finish),
-    ]

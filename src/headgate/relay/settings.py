@@ -1,4 +1,4 @@
-"""How a relay behaves."""
+"""The settings of the relay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.kit.settings import Doc, SettingInvalid, Settings
 
 
 class RelaySettings(Settings, section="relay"):
-    """Secrets for upstreams, and how much a relay holds."""
+    """The secrets for upstreams, and the limits of what a relay buffers and keeps."""
 
     port: Annotated[int, Meta(ge=0, le=65535), Doc("port of the relay; 0 takes a free one")] = 8082
     workers: Annotated[int, Meta(ge=1, le=256), Doc("processes that relay requests")] = 1
@@ -37,11 +37,11 @@ class RelaySettings(Settings, section="relay"):
 
     @property
     def job_ms(self) -> int:
-        """Give the longest time that a job may wait, in milliseconds."""
+        """Return the longest time that a job may wait, in milliseconds."""
         return round(self.job_days * 86_400_000)
 
     def secrets_by_name(self) -> dict[str, str]:
-        """Read the secrets; raises SettingInvalid without repeating them."""
+        """Decode the secrets; raises SettingInvalid, whose message does not contain them."""
         try:
             return msgspec.json.decode(self.secrets, type=dict[str, str]) if self.secrets else {}
         except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Upstreams by name: their policies in the store, remembered here so that a lost one can be brought back."""
+"""Upstreams by name: their policies in the store, cached here so that a lost policy can be written back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import msgspec
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, OutcomeUnknown, StoreUnavailable
-from headgate.relay.census import UserCensus
-from headgate.relay.model import NAMESPACE, Upstream, UpstreamStatus, UpstreamView, UserFigures, upstream_name
+from headgate.relay.model import NAMESPACE, Upstream, upstream_name
 from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.upstream_status import UpstreamStatusReader
+from headgate.relay.wire import UpstreamStatus, UpstreamView, UserFigures
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Reply
 
@@ -24,10 +25,10 @@ FIGURES = script(__package__, "figures")
 
 FRESH_SECONDS: Final = 1.0
 BEAT_SPARE: Final = 0.5
-LEAST_SECONDS: Final = 0.5  # what a store that is there gets to answer, however short the caller's deadline is
-THERE: Final = "there"  # expected by whoever changes an upstream only if there is one
+LEAST_SECONDS: Final = 0.5  # the least time that the store gets to answer, however short the caller's deadline is
+THERE: Final = "there"  # the expected version of a change to an existing upstream, whichever version it has
 GONE_MS: Final = 86_400_000  # for how long it stays known that an upstream was removed
-RESTORE_SECONDS: Final = 43_200.0  # a policy that we have not seen for so long may have been removed since
+RESTORE_SECONDS: Final = 43_200.0  # a policy not seen for longer may have been removed since
 
 log = get_logger()
 _encode = msgspec.json.Encoder().encode
@@ -35,7 +36,7 @@ _decode = msgspec.json.Decoder(Upstream).decode
 
 
 class Upstreams:
-    """Reads and writes policies; what was read less than a second ago is not read again."""
+    """Reads and writes policies; a policy read less than a second ago comes from the cache."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,36 +44,36 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
         self._known: dict[str, tuple[UpstreamView, float]] = {}
         self._seen: dict[str, float] = {}
-        self._counts: dict[str, UserCensus] = {}
+        self._counts: dict[str, UpstreamStatusReader] = {}
 
     @property
     def index(self) -> Index:
-        """Give the list of all upstreams, which also says which are due for a visit."""
+        """Return the index of all upstreams, which also says which are due for a sweep."""
         return self._index
 
     def thing(self, name: str) -> Thing:
-        """Name an upstream's thing."""
+        """Return an upstream's thing."""
         return self._store.thing("upstream", NAMESPACE, name)
 
-    def doubt(self, name: str) -> None:
-        """Read a policy again before its next use."""
+    def expire(self, name: str) -> None:
+        """Expire the cached policy, so that it is read again before its next use."""
         known = self._known.get(name)
         if known is not None:
             self._known[name] = (known[0], 0.0)
 
     def confirm(self, name: str, version: int) -> None:
-        """Hear which version is in force: the one we know need not be read again, another must be."""
+        """Compare the cached policy with the version in force: keep it fresh if they agree, else expire it."""
         known = self._known.get(name)
         if known is not None:
             self._seen[name] = self._loop.time()
             self._known[name] = (known[0], self._loop.time() + BEAT_SPARE if known[0].version == version else 0.0)
 
     def knows(self, name: str) -> bool:
-        """Tell whether an upstream was there when we last looked."""
+        """Whether an upstream is cached: it existed when it was last read."""
         return name in self._known
 
     async def get(self, name: str, *, fresh: bool = False, deadline: float | None = None) -> UpstreamView:
-        """Give an upstream's policy; while the store is away, the one last seen, before the caller's deadline."""
+        """Return an upstream's policy; during an outage of the store, the cached one, before the caller's deadline."""
         known = self._known.get(name)
         now = self._loop.time()
         if known is not None and not fresh and now - known[1] < FRESH_SECONDS:
@@ -92,7 +93,7 @@ class Upstreams:
         except StoreUnavailable:
             if known is None or fresh:
                 raise
-            if name in self._known:  # the next callers need not wait for the same silence
+            if name in self._known:  # the next callers need not wait for the same timeout
                 self._known[name] = (known[0], self._loop.time())
             return known[0]
         document, version, gone = cast("list[bytes | None]", reply)
@@ -107,10 +108,10 @@ class Upstreams:
         return view
 
     async def put(self, name: str, policy: Upstream, *, expected: str = "") -> UpstreamView:
-        """Write a policy: in force for the next grant. `expected` is a version, * for a new one only, or THERE.
+        """Write a policy, in force for the next grant. `expected` is a version, * for a new upstream only, or THERE.
 
-        An upstream that the store does not know may be one that it has lost. It begins on hold, and is free as soon as the
-        store is known to have lost nothing for as long as its limits remember.
+        An upstream that the store does not know may be one that it has lost. It begins on hold, until the
+        store is known to have lost nothing within the longest window of its limits.
         """
         upstream_name(name)
         policy.check()
@@ -126,7 +127,7 @@ class Upstreams:
         return view
 
     async def remove(self, name: str) -> bool:
-        """Take an upstream out of service; what it was used for stays counted until it is old."""
+        """Take an upstream out of service; permits already used stay counted until their windows end."""
         thing = self.thing(name)
         removed = await self._store.run(POLICY_REMOVE, thing) == 1
         self._forget(name)
@@ -135,7 +136,7 @@ class Upstreams:
         return removed
 
     async def list(self) -> Sequence[UpstreamView]:
-        """Give all upstreams, by name."""
+        """List all upstreams, by name."""
         found = []
         for thing in await self._index.list(NAMESPACE):
             try:
@@ -145,13 +146,13 @@ class Upstreams:
         return found
 
     async def figures(self, name: str, user: str, place: int = 0, units: int = 1) -> tuple[UserFigures, int, int]:
-        """Tell how it stands with one user, and the position and likely wait (ms) of one place in its line."""
+        """Return the figures of one user, and the position and likely wait (ms) of one place in their line."""
         reply = cast("list[Reply]", await self._store.run(FIGURES, self.thing(name), user, place, units, user=user))
-        waiting, flying, cooling, room, held, position, wait, jobs = (int(cast("bytes", part)) for part in reply)
-        return UserFigures(user, waiting, flying, cooling, room, held, jobs), position, wait
+        waiting, in_flight, cooling, room, held, position, wait, jobs = (int(cast("bytes", part)) for part in reply)
+        return UserFigures(user, waiting, in_flight, cooling, room, held, jobs), position, wait
 
     async def status(self, name: str) -> UpstreamStatus:
-        """Sum up how it stands with all users of an upstream."""
+        """Sum up the figures of all users of an upstream."""
         await self.get(name)
         census = self._counts.get(name)
         if census is None:
@@ -159,7 +160,7 @@ class Upstreams:
             async def figures(user: str) -> UserFigures:
                 return (await self.figures(name, user))[0]
 
-            census = self._counts[name] = UserCensus(self._store, self.thing(name), figures)
+            census = self._counts[name] = UpstreamStatusReader(self._store, self.thing(name), figures)
         return await census.status()
 
     def _remember(self, view: UpstreamView) -> None:
@@ -171,18 +172,18 @@ class Upstreams:
             memory.pop(name, None)
 
     async def _restore(self, view: UpstreamView) -> None:
-        """Bring back a policy that the store has lost; it begins on hold, as what else was lost is unknown."""
+        """Write back a policy that the store has lost; it begins on hold, since other data may be lost too."""
         log.warning("policy lost by the store, bringing it back", upstream=view.name)
         await self._index.put(self.thing(view.name), due_in_ms=1000)
-        with suppress(OutcomeUnknown):  # it is read again in any case: somebody else may have been faster
+        with suppress(OutcomeUnknown):  # it is read again in any case: another process may have written it first
             await self._write(view.name, view.policy, f"restore {view.version}")
 
     async def note_new_store(self) -> None:
-        """Note that this store was made just now: it can have lost nothing, and no upstream need begin on hold."""
+        """Record that this store is new: it can have lost nothing, so no upstream begins on hold."""
         await self._index.note_age(new=True)
 
     async def _write(self, name: str, policy: Upstream, expected: str) -> tuple[int, bool]:
-        """Write a policy; give its version, and whether the store knew nothing of this upstream."""
+        """Write a policy; return its version, and whether the upstream is new to the store."""
         written = policy.rules() | {"lease": str(policy.lease_ms)}
         fields = [part for field, value in written.items() for part in (field, value)]
         reply = cast(

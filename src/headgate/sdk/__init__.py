@@ -69,20 +69,7 @@ if TYPE_CHECKING:
         Superseded,
         UnknownInstance,
     )
-    from headgate.relay.model import (
-        Counter,
-        JobState,
-        JobView,
-        Kind,
-        Limit,
-        Per,
-        Response,
-        Retry,
-        Upstream,
-        UpstreamStatus,
-        UpstreamView,
-        UserFigures,
-    )
+    from headgate.relay.model import Counter, JobState, Kind, Limit, Per, Retry, Upstream
     from headgate.relay.problems import (
         CostTooHigh,
         JobSending,
@@ -94,6 +81,7 @@ if TYPE_CHECKING:
         UpstreamUnknown,
         UserMissing,
     )
+    from headgate.relay.wire import JobView, Response, UpstreamStatus, UpstreamView, UserFigures
     from headgate.sdk.client import Headgate
     from headgate.sdk.config import Config
     from headgate.sdk.config_modes import ConfigMarked, Present
@@ -306,8 +294,9 @@ _HOMES = {
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
     "registry.api": "BatchAnswer",
     "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Protection Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
-    "relay.model": "Counter JobState JobView Kind Limit Per Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
+    "relay.model": "Counter JobState Kind Limit Per Retry Upstream",
     "relay.problems": "CostTooHigh JobSending JobUnknown LineFull PermitExpired UpstreamFailed UpstreamTimeout UpstreamUnknown UserMissing",
+    "relay.wire": "JobView Response UpstreamStatus UpstreamView UserFigures",
     "sdk.client": "Headgate",
     "sdk.config": "Config",
     "sdk.config_modes": "ConfigMarked Present",

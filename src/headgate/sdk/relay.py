@@ -18,24 +18,23 @@ import msgspec
 
 from headgate.http.client_response import Headers
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, TooLarge
-from headgate.relay.api import Completion, JobList, PermitAnswer, PermitRequest, UpstreamList
-from headgate.relay.forward import RelayRequest
+from headgate.relay.forwarder import RelayRequest
 from headgate.relay.headers import pause_of, refuse_dots, target_of, written_headers
-from headgate.relay.incoming import KeptBody
-from headgate.relay.model import (
-    JobState,
-    JobView,
-    Order,
-    Outcome,
-    Upstream,
-    UpstreamStatus,
-    UpstreamView,
-    upstream_name,
-    user_id,
-)
+from headgate.relay.model import JobState, Order, Outcome, Upstream, upstream_name, user_id
 from headgate.relay.permits import Permit
 from headgate.relay.problems import PermitExpired, UserMissing
 from headgate.relay.relay import Relay as Feature
+from headgate.relay.request_body import BufferedBody
+from headgate.relay.wire import (
+    Completion,
+    JobList,
+    JobView,
+    PermitAnswer,
+    PermitRequest,
+    UpstreamList,
+    UpstreamStatus,
+    UpstreamView,
+)
 from headgate.sdk.http import Http, NotText, problem_of
 from headgate.store import Store
 
@@ -205,7 +204,7 @@ class StoreRelayBackend(Relay):
         target = target_of(view.policy, _bytes(_path(path)), _bytes(query))
         user = user_id(user, "user")
         named = _named(method, headers, view.policy, user)
-        request = RelayRequest(method, target, named, KeptBody(content), user, permits)
+        request = RelayRequest(method, target, named, BufferedBody(content), user, permits)
         limit = started + (view.policy.deadline_seconds if deadline is None else deadline)
         async with self._feature.forwarder.forward(view, request, deadline=limit) as answer:
             body = b"".join([chunk async for chunk in answer.chunks])

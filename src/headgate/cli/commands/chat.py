@@ -16,8 +16,8 @@ from rich.text import Text
 from headgate.arena.client import ArenaClosed, ArenaVisit, enter
 from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Notice, PlayerCount, Said
 from headgate.cli import output
-from headgate.cli.commands.line_editor import LineEditor, unechoed
-from headgate.cli.next_steps import instead, no_queue
+from headgate.cli.commands.terminal_input import LineEditor, echo_off
+from headgate.cli.error_advice import instead, no_queue
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.sdk import Headgate
@@ -98,7 +98,7 @@ async def chat(
 
 
 async def enter_again(hg: Headgate, nickname: str, queue: str, before: Entry) -> Entry:
-    """Come back as who we were; until the arena has noticed that we were gone, we are still inside."""
+    """Enter again as the same user; until the arena has noticed that we left, we still count as inside."""
     for _ in range(_STILL_INSIDE_SECONDS):
         entry = await hg.queue.entry(nickname, queue=queue, user_id=before.user_id, place_token=before.place_token)
         if entry.status is not State.ACTIVE:
@@ -108,7 +108,7 @@ async def enter_again(hg: Headgate, nickname: str, queue: str, before: Entry) ->
 
 
 async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:
-    """Show how the line moves until a ticket is there; whoever gives up leaves the line."""
+    """Show the progress in line until there is a ticket; Ctrl-C leaves the line."""
     if entry.status is State.PROMOTED:
         return entry
     console = Console(stderr=True)
@@ -120,7 +120,7 @@ async def _wait(hg: Headgate, entry: Entry, queue: str) -> Status:
         output.say(f"headgate: number {entry.rank} in line")
     last: Status = entry
     try:
-        with unechoed(), bar:
+        with echo_off(), bar:
             task = bar.add_task(_standing(entry), total=max(entry.rank, 1), eta=_eta(entry))
             async for last in hg.queue.wait(entry.user_id, queue=queue, place_token=entry.place_token):
                 bar.update(task, completed=max(0, entry.rank - last.rank), description=_standing(last), eta=_eta(last))
@@ -168,7 +168,7 @@ def _ticket(status: Status) -> str:
 
 
 async def _visit(nickname: str, address: str, ticket: str) -> str | None:
-    """Talk until one side has enough; None if it was ours, else why the arena closed the connection."""
+    """Chat until one side leaves; None if it was ours, else why the arena closed the connection."""
     async with enter(address, ticket) as visit, LineEditor(f"{nickname}> ") as editor:
         editor.show(_rendered(Text(f"You are inside. {_HELP}", style="dim")))
         with suppress(ArenaClosed):
@@ -178,9 +178,9 @@ async def _visit(nickname: str, address: str, ticket: str) -> str | None:
         try:
             await asyncio.wait((listening, talking), return_when=asyncio.FIRST_COMPLETED)
             if talking.done():
-                with suppress(ArenaClosed):  # then it is the arena that has had enough
+                with suppress(ArenaClosed):  # then the arena has closed the connection
                     await talking
-                    if not editor.terminal:  # a script has said everything; what others answer may still come
+                    if not editor.terminal:  # a script has sent everything; answers of others may still come
                         await asyncio.wait((listening,), timeout=_LAST_WORDS_SECONDS)
                     return FLOODED if visit.farewell == FLOODED else None
             await listening
@@ -223,7 +223,7 @@ async def _talk(visit: ArenaVisit, editor: LineEditor, nickname: str) -> None:
                 )
             case _:
                 await visit.say(text)
-                editor.show(_line(None, nickname, text))  # the arena sends nobody's own words back
+                editor.show(_line(None, nickname, text))  # the arena does not send a player's own messages back
 
 
 def _line(timestamp: str | None, nickname: str, message: str) -> str:
@@ -239,7 +239,7 @@ def _clock(timestamp: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Take out what would move the cursor: a server's word for it is not enough."""
+    """Remove control characters, which a server could use to move the cursor."""
     return "".join(sign for sign in text if sign.isprintable())
 
 

@@ -18,8 +18,8 @@ import msgspec
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import instead
+from headgate.cli.error_advice import instead
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.config.dynamic import DEFINITIONS, definitions_of
 from headgate.config.dynamic import NAMESPACE as OWN

@@ -15,8 +15,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import next_step
+from headgate.cli.error_advice import next_step
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.logs import Level
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreUnavailable

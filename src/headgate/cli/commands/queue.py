@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 
 from headgate.cli import output
-from headgate.cli.commands.policy_words import changes, figure_rows, in_words, policy_rows, read_policy
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import no_queue
+from headgate.cli.commands.queue_policy_text import changes, figure_rows, in_words, policy_rows, read_policy
+from headgate.cli.error_advice import no_queue
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
 from headgate.sdk import Headgate

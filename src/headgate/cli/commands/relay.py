@@ -14,15 +14,16 @@ from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import instead
+from headgate.cli.error_advice import instead
+from headgate.cli.options import Json
 from headgate.cli.target import Url, check_url, target
 from headgate.cli.trial.prove import USER, Ask, ProofRun, ProofVerdict
 from headgate.cli.trial.prove import prove as run_trial
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.kit.validation import explain
-from headgate.relay.model import Counter, Upstream, UpstreamStatus, UpstreamView
+from headgate.relay.model import Counter, Upstream
 from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.wire import UpstreamStatus, UpstreamView
 from headgate.sdk import Headgate
 from headgate.sdk.relay import Relay
 

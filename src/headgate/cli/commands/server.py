@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import instead, no_queue
+from headgate.cli.error_advice import instead, no_queue
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.waiting_room.problems import QueueUnknown
 

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Self
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.flags import Json
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound

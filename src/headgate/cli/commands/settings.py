@@ -1,11 +1,11 @@
-"""`headgate settings`: every value in force and where it comes from."""
+"""`headgate settings`: every setting in force and where its value comes from."""
 
 from __future__ import annotations
 
 import sys
 
 from headgate.cli import output
-from headgate.cli.flags import Json
+from headgate.cli.options import Json
 from headgate.cli.settings import read_settings
 
 
@@ -26,13 +26,13 @@ def settings(*, json: Json = False) -> None:
             ]
         )
     else:
-        # On a terminal five columns would be cut to shreds; a name that is to be copied must not be.
-        looked_at = sys.stdout.isatty()
+        # A terminal is too narrow for five columns, and names must not be wrapped, so that they can be copied.
+        on_terminal = sys.stdout.isatty()
         output.table(
             ("setting, in the environment", "value", "from", "meaning"),
             [
                 (f"{value.name}\n{value.environment[0]}", value.shown, value.origin, value.doc)
-                if looked_at
+                if on_terminal
                 else (value.name, value.shown, value.origin, value.doc, value.environment[0])
                 for value in values
             ],

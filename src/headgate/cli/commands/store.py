@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.cli import output
-from headgate.cli import running_up as whereabouts
+from headgate.cli import output, running_up
 from headgate.cli.processes.local_store import NoStore
 from headgate.cli.settings import DataSettings, read_settings
 from headgate.store import StoreSettings
@@ -17,7 +16,7 @@ def url() -> None:
     if named != EMBEDDED:
         output.line(named)
         return
-    up = whereabouts.find(configuration[DataSettings].directory)
+    up = running_up.find(configuration[DataSettings].directory)
     if up is None:
         raise NoStore(
             "No store is named and no `up` runs here; set HEADGATE_STORE, or run `headgate up` in this directory."

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from msgspec import structs
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import instead
+from headgate.cli.error_advice import instead
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.gateway.api import NewToken, TokenFacts, TokenList, TokenRequest
 from headgate.gateway.tokens import Token, Tokens, TokenUnknown

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli import output
-from headgate.cli.commands.policy_words import in_words
-from headgate.cli.commands.standing import SystemStatus, read_standing
-from headgate.cli.flags import Json
+from headgate.cli.commands.queue_policy_text import in_words
+from headgate.cli.commands.system_status import SystemStatus, read_system_status
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest
 from headgate.sdk import Headgate
@@ -34,7 +34,7 @@ _NAME_WIDTH, _TEXT_WIDTH = 12, 24
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One table of the view; the first column is text, and so are those named."""
+    """One table of the view; the first column and those in `text` are aligned as text."""
 
     name: str
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ async def top(
     client = target(url)
     client.namespace = namespace
     async with client as headgate:
-        first = await read_standing(headgate)
+        first = await read_system_status(headgate)
         if json:
             output.as_json(first)
         elif not sys.stdout.isatty():
@@ -83,25 +83,25 @@ async def top(
             await _follow(headgate, first, every)
 
 
-async def _follow(headgate: Headgate, standing: SystemStatus, every: float) -> None:
-    """Draw again and again until q is pressed; what cannot be read now is shown as it last was, and said so."""
+async def _follow(headgate: Headgate, status: SystemStatus, every: float) -> None:
+    """Redraw until q is pressed; after a failed read the last state is shown, with the error."""
     trouble = ""
     with _keys() as ended, Live(console=Console(), screen=True, auto_refresh=False) as live:
         while not ended.is_set():
-            live.update(draw(standing, height=live.console.height, trouble=trouble), refresh=True)
+            live.update(draw(status, height=live.console.height, trouble=trouble), refresh=True)
             try:
                 async with asyncio.timeout(every):
                     await ended.wait()
             except TimeoutError:
                 try:
-                    standing, trouble = await read_standing(headgate), ""
+                    status, trouble = await read_system_status(headgate), ""
                 except HeadgateError as error:
                     trouble = error.detail
 
 
 @contextmanager
 def _keys() -> Iterator[asyncio.Event]:
-    """Give an event that is set when q is pressed; the terminal is as it was afterwards."""
+    """Yield an event that is set when q is pressed; restores the terminal afterwards."""
     ended = asyncio.Event()
     if not sys.stdin.isatty():
         yield ended
@@ -122,21 +122,21 @@ def _keys() -> Iterator[asyncio.Event]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def draw(standing: SystemStatus, *, height: int | None = None, trouble: str = "", live: bool = True) -> RenderableType:
-    """Draw everything, no taller than the terminal; `live` says that it is drawn again until q is pressed."""
-    parts: list[RenderableType] = [_head(standing, trouble, live=live)]
-    shown = [section for section in sections(standing) if section.rows]
-    room = None if height is None else height - _HEAD_ROWS - len(standing.troubles) - _SECTION_ROWS * len(shown)
+def draw(status: SystemStatus, *, height: int | None = None, trouble: str = "", live: bool = True) -> RenderableType:
+    """Draw everything, no taller than the terminal; `live` means that it is redrawn until q is pressed."""
+    parts: list[RenderableType] = [_head(status, trouble, live=live)]
+    shown = [section for section in sections(status) if section.rows]
+    room = None if height is None else height - _HEAD_ROWS - len(status.troubles) - _SECTION_ROWS * len(shown)
     for section, most in zip(shown, _share(room, [len(section.rows) for section in shown]), strict=True):
         parts += [Text(), _Fitted(section, most)]
     if not shown:
         parts += [Text(), Text("Nothing is registered, queued, relayed or locked yet.", style="dim")]
-    parts += [Text(f"{name}: {words}", style="yellow") for name, words in standing.troubles.items()]
+    parts += [Text(f"{name}: {words}", style="yellow") for name, words in status.troubles.items()]
     return Group(*parts)
 
 
-def sections(standing: SystemStatus) -> list[Section]:
-    """Put everything into tables."""
+def sections(status: SystemStatus) -> list[Section]:
+    """Arrange the system's status in tables."""
     queues = [
         (
             each.name,
@@ -146,7 +146,7 @@ def sections(standing: SystemStatus) -> list[Section]:
             *_texts(each.holds, each.sessions),
             in_words("capacity", each.capacity),
         )
-        for each in standing.queues
+        for each in status.queues
     ]
     servers = [
         (
@@ -155,20 +155,20 @@ def sections(standing: SystemStatus) -> list[Section]:
             *_texts(server.holds, server.sessions, server.capacity, server.max_capacity),
             "draining" if server.draining else "open" if server.reported else "silent",
         )
-        for queue in standing.queues
+        for queue in status.queues
         for server in queue.servers
     ]
     services = [
         (each.name, *_texts(each.available, each.unhealthy, each.draining, each.disabled, each.suspect))
-        for each in standing.services
+        for each in status.services
     ]
     upstreams = [
         (each.name, *_texts(each.waiting, each.in_flight, each.cooling, each.users), _seconds(each.held_ms))
-        for each in standing.upstreams
+        for each in status.upstreams
     ]
     locks = [
         (each.name, each.label, _seconds(each.held_ms), _seconds(each.ttl_ms), *_texts(each.waiting, each.fence))
-        for each in standing.locks
+        for each in status.locks
         if each.held or each.waiting
     ]
     return [
@@ -180,13 +180,13 @@ def sections(standing: SystemStatus) -> list[Section]:
     ]
 
 
-def _head(standing: SystemStatus, trouble: str, *, live: bool) -> Text:
-    store = standing.store
+def _head(status: SystemStatus, trouble: str, *, live: bool) -> Text:
+    store = status.store
     servers = ", ".join(sorted({*store.servers})) or store.kind
     health = f"{servers} {store.kind}, {store.latency_ms} ms" if store.healthy else "does not answer"
     head = Text.assemble(
         ("headgate", "bold"),
-        f"  {standing.url}  {standing.namespace}  {standing.at.astimezone():%H:%M:%S}\n",
+        f"  {status.url}  {status.namespace}  {status.at.astimezone():%H:%M:%S}\n",
         "store     ",
     )
     head.append(health, style="green" if store.healthy else "bold red")
@@ -237,7 +237,7 @@ def _table(section: Section, most: int | None, number: int) -> Table:
 
 
 def _share(room: int | None, wanted: Sequence[int]) -> list[int | None]:
-    """Share out rows: short sections get what they need, the others what is left in equal parts."""
+    """Distribute rows: short sections get what they need, the others share the rest equally."""
     if room is None:
         return [None] * len(wanted)
     given: dict[int, int] = {}

@@ -6,7 +6,7 @@ import platform
 
 from headgate import __version__
 from headgate.cli import output
-from headgate.cli.flags import Json
+from headgate.cli.options import Json
 
 
 def version(*, json: Json = False) -> None:

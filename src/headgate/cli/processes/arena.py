@@ -1,4 +1,4 @@
-"""`headgate serve arena`: the game server, on a store or through a gateway."""
+"""`headgate serve arena`: the reference game server, on a store or through a gateway."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from cyclopts import Parameter
 from headgate.arena.door import TicketCheck
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
-from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.options import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.assembly import Process, ProcessParts, open_parts
 from headgate.cli.processes.local_store import local_store
 from headgate.cli.processes.ports import refuse_taken
-from headgate.cli.processes.presence import CLOCK_OFFSET, live_settings, process_record
-from headgate.cli.processes.process import begin, listen_operations, store_trouble, wrong_clock
+from headgate.cli.processes.registration import CLOCK_OFFSET, process_record
+from headgate.cli.processes.startup import begin, listen_operations, store_trouble, wrong_clock
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.cli.target import check_url
-from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS
-from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
-from headgate.config.settings import ConfigSettings
-from headgate.gateway.settings import GatewaySettings
 from headgate.http.operations import Ready
 from headgate.kit import traces
-from headgate.kit.life import Job, Life, run_jobs
-from headgate.kit.logs import LogSettings, get_logger
+from headgate.kit.life import Life, run_jobs
+from headgate.kit.logs import get_logger
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
 from headgate.sdk import Headgate
@@ -87,7 +83,11 @@ async def arena(
     begin(configuration, "arena", leash=leash)
     settings = configuration[ArenaSettings]
     refuse_taken(settings.host, settings.port, "--port")
-    async with Life(settings.drain_seconds + SPARE_SECONDS) as life, _client(configuration, life, leash=leash) as hg:
+    async with (
+        Life(settings.drain_seconds + SPARE_SECONDS) as life,
+        _client(configuration, life, leash=leash) as hg,
+        _parts(hg, configuration) as parts,
+    ):
         backend, game = hg.backend, Arena(settings)
 
         async def why_not() -> str | None:
@@ -95,12 +95,11 @@ async def arena(
                 return "stopping"
             return await store_trouble(backend) if isinstance(backend, Store) else None
 
-        if demo:
-            await _make_queue(hg, settings)
-        jobs = _jobs(backend, configuration) if isinstance(backend, Store) else []
-        beside = asyncio.ensure_future(run_jobs(jobs, life.quiet))
+        if demo and parts.room is not None:
+            await _make_queue(parts.room, settings)
+        beside = asyncio.ensure_future(run_jobs(parts.jobs, life.quiet))
         try:
-            await life.run(_serve(game, hg, configuration, life, why_not))
+            await life.run(_serve(game, hg, parts.room, configuration, life, why_not))
         finally:
             beside.cancel()
             await asyncio.wait((beside,))
@@ -110,7 +109,7 @@ async def arena(
 
 @asynccontextmanager
 async def _client(configuration: Configuration, life: Life, *, leash: bool) -> AsyncIterator[Headgate]:
-    """Open the way to the waiting room: a gateway if one is named, else the store."""
+    """Open the client to the waiting room: through a gateway if one is named, else on the store."""
     client, settings = configuration[ClientSettings], configuration[ArenaSettings]
     if client.url:
         check_url(client.url, configuration.origin("client.url"))
@@ -124,8 +123,20 @@ async def _client(configuration: Configuration, life: Life, *, leash: bool) -> A
             yield hg
 
 
-async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: Life, why_not: Ready) -> None:
-    """Offer seats and let players in until told to stop, then drain."""
+@asynccontextmanager
+async def _parts(hg: Headgate, configuration: Configuration) -> AsyncIterator[ProcessParts]:
+    """Open the features that an arena uses beside a store; through a gateway it needs none."""
+    if not isinstance(hg.backend, Store):
+        yield ProcessParts()
+        return
+    async with open_parts(Process.ARENA, hg.backend, configuration) as parts:
+        yield parts
+
+
+async def _serve(
+    game: Arena, hg: Headgate, room: WaitingRoom | None, configuration: Configuration, life: Life, why_not: Ready
+) -> None:
+    """Offer seats and let players in until SIGTERM, then drain."""
     settings = configuration[ArenaSettings]
     async with game.open() as port:
         offer = hg.queue.offer_seats(
@@ -139,8 +150,8 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
         async with listen_operations(configuration, why_not, lambda: wrong_clock(hg.backend)) as ops_port:
             if not await _queue_exists(hg, settings.queue, life):
                 return
-            # Before the first heartbeat: whoever is called by it may be here before its answer is.
-            game.offer(offer, _check(hg, offer, configuration))
+            # Before the first heartbeat: players promoted by it may arrive before its reply.
+            game.offer(offer, _ticket_check(hg, room, offer, settings.namespace))
             async with offer:
                 log.info("arena started", address=offer.address, queue=settings.queue, ops_port=ops_port)
                 await life.quiet.wait()
@@ -149,38 +160,27 @@ async def _serve(game: Arena, hg: Headgate, configuration: Configuration, life: 
 
 
 def _clock(hg: Headgate) -> dict[str, float]:
-    """Give the figure that reports this process's clock; through a gateway nothing says what the store's is."""
+    """Return the metric of this process's clock; through a gateway the store's clock is unknown."""
     return {CLOCK_OFFSET: float(round(hg.backend.clock_offset()))} if isinstance(hg.backend, Store) else {}
 
 
-def _jobs(store: Store, configuration: Configuration) -> list[Job]:
-    """Give what this process does beside its work; through a gateway an arena is a guest and does none of it."""
-    config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
-    return [
-        Job("live settings", live_settings(config, usual=configuration[LogSettings].level).run),
-    ]
-
-
-async def _make_queue(hg: Headgate, settings: ArenaSettings) -> None:
-    """Make the queue whose seats are the arenas', unless it is there; one that was changed stays as it is."""
-    if isinstance(hg.backend, Store):
-        queues = WaitingRoom(hg.backend).queues
-        with suppress(VersionConflict):
-            await queues.configure(
-                queues.thing(settings.namespace, settings.queue), PolicyChange(), who="headgate up", expected=0
-            )
+async def _make_queue(room: WaitingRoom, settings: ArenaSettings) -> None:
+    """Create the queue whose seats the arenas offer; an existing queue stays as it is."""
+    thing = room.queues.thing(settings.namespace, settings.queue)
+    with suppress(VersionConflict):
+        await room.queues.configure(thing, PolicyChange(), who="headgate up", expected=0)
 
 
 async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
-    """Wait for the queue to be made, if it is not there yet; False if told to stop before that."""
-    told = False
+    """Wait until the queue exists; False if the process was stopped before that."""
+    warned = False
     while not life.quiet.is_set():
         try:
             await hg.queue.board(queue)
         except QueueUnknown:
-            if not told:
+            if not warned:
                 log.warning("there is no such queue yet; waiting for it", queue=queue)
-            told = True
+            warned = True
         else:
             return True
         with suppress(TimeoutError):
@@ -189,18 +189,15 @@ async def _queue_exists(hg: Headgate, queue: str, life: Life) -> bool:
     return False
 
 
-def _check(hg: Headgate, offer: Offer, configuration: Configuration) -> TicketCheck:
-    """Give what checks a signed ticket: with our own keys beside a store, with a gateway's through a gateway."""
-    backend, keys = hg.backend, configuration[GatewaySettings].signing_keys
-    namespace = configuration[ArenaSettings].namespace
-    room = WaitingRoom(backend, signing_keys=keys) if isinstance(backend, Store) else None
+def _ticket_check(hg: Headgate, room: WaitingRoom | None, offer: Offer, namespace: str) -> TicketCheck:
+    """Return the function that checks a signed ticket: with our own keys beside a store, else through the gateway."""
 
     async def check(ticket: str) -> str:
-        if room is None or not isinstance(backend, Store):
+        if room is None:
             return (await hg.queue.check_ticket(ticket, queue=offer.queue, instance_id=offer.instance_id)).jti
         public = await room.public_keys()
         return public.check_ticket(
-            ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace, now=backend.now()
+            ticket, queue=offer.queue, instance_id=offer.instance_id, namespace=namespace, now=room.now()
         ).jti
 
     return check

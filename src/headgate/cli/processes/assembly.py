@@ -1,16 +1,24 @@
-"""Where the parts meet: the store is opened, the features are built on it, and handed to a gateway or a worker."""
+"""Puts together what a process runs: the features that it needs on one open store, and what they offer to it.
+
+`open_parts` is the one place where features are built. It enters those that hold a resource and closes all of them, the
+last one first. Signals are handled by `kit/life.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from enum import StrEnum
 from functools import partial
 
 import msgspec
 
+from headgate.cli.processes.live_settings import AdjustableLimits, live_settings
 from headgate.cli.processes.metric_names import MetricNames
-from headgate.cli.processes.presence import AdjustableLimits, announce, live_settings, process_record
-from headgate.cli.processes.process import begin
+from headgate.cli.processes.registration import announce, process_record
+from headgate.cli.processes.startup import begin
+from headgate.cli.trial.strict_upstream import StrictUpstream
 from headgate.config.api import operations as config_operations
 from headgate.config.config import Config
 from headgate.config.dynamic import DEFINITIONS
@@ -23,8 +31,8 @@ from headgate.gateway.assembly import Keeper, open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.settings import GatewaySettings
 from headgate.http.routes import Mount, Operation
-from headgate.kit import traces
-from headgate.kit.life import Job
+from headgate.kit import logs, traces
+from headgate.kit.life import Job, run_jobs
 from headgate.kit.logs import LogSettings
 from headgate.kit.settings import Configuration
 from headgate.locks.api import operations as lock_operations
@@ -35,54 +43,100 @@ from headgate.registry.alerts import Alerts, target_from
 from headgate.registry.api import operations as registry_operations
 from headgate.registry.health import prober_for
 from headgate.registry.jobs import jobs as registry_jobs
-from headgate.registry.model import Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.api import operations as relay_operations
+from headgate.relay.jobs import jobs as relay_jobs
+from headgate.relay.model import Limit, Upstream
 from headgate.relay.relay import Relay
-from headgate.relay.relay import jobs as relay_jobs
 from headgate.relay.settings import RelaySettings
-from headgate.store import Store, StoreSettings, open_store
+from headgate.store import Index, Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.admin_api import operations as queue_admin_operations
 from headgate.waiting_room.api import operations as queue_operations
 from headgate.waiting_room.settings import WaitingRoomSettings
-from headgate.waiting_room.signing import SigningKeys
+
+DEMO_UPSTREAM = "a-server"
+
+
+class Process(StrEnum):
+    """The kinds of processes that have parts of their own."""
+
+    GATEWAY = "gateway"
+    WORKER = "worker"
+    RELAY = "relay"
+    ARENA = "arena"
 
 
 class ProcessParts(msgspec.Struct, frozen=True):
-    """Everything the features offer: routes for a gateway and what keeps them current, jobs for a worker."""
+    """The routes, mounts and background tasks that a gateway or relay serves, and the jobs that it or a worker runs.
 
-    operations: list[Operation]
-    mounts: list[Mount]
-    keepers: list[Keeper]
-    jobs: list[Job]
-    signing_keys: Callable[[], Awaitable[SigningKeys]]
+    The secrets sign the cookies of the console, newest first. Only an arena needs the waiting room itself.
+    """
+
+    operations: list[Operation] = []
+    mounts: list[Mount] = []
+    keepers: list[Keeper] = []
+    jobs: list[Job] = []
+    secrets: list[bytes] = []
+    room: WaitingRoom | None = None
 
 
 @asynccontextmanager
 async def open_parts(
+    process: Process,
     store: Store,
     configuration: Configuration,
-    record: Record,
+    host: str = "",
+    port: int | None = None,
     limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
+    *,
+    demo: bool = False,
 ) -> AsyncIterator[ProcessParts]:
-    """Build every feature on an open store, and close those that hold something; the record is what this process is registered as."""
-    registry = Registry(store, configuration[RegistrySettings])
-    prober = prober_for(store, registry.settings)
-    alerts = Alerts(target_from(registry.settings))
+    """Open the features of a process on an open store; the process registers itself with its host and port."""
     config = Config(store, configuration[ConfigSettings], {LIVE_SETTINGS: DEFINITIONS})
-    live = live_settings(config, usual=configuration[LogSettings].level, alerts=alerts, limits=limits)
-    presence = partial(announce, registry, prober, record)
-    keys = configuration[GatewaySettings].signing_keys
-    room = WaitingRoom(store, configuration[WaitingRoomSettings], keys, metered=True)
-    gate = Gate(store, room)
+    signing_keys, level = configuration[GatewaySettings].signing_keys, configuration[LogSettings].level
     async with AsyncExitStack() as stack:
-        stack.callback(room.queues.close)
-        stack.callback(gate.rules.close)
-        locks = await stack.enter_async_context(Locks(store, configuration[LockSettings]))
+        if process is Process.ARENA:
+            room = WaitingRoom(store, signing_keys=signing_keys)
+            stack.callback(room.queues.close)
+            yield ProcessParts(jobs=[Job("live settings", live_settings(config, usual=level).run)], room=room)
+            return
+        registry = Registry(store, configuration[RegistrySettings])
+        prober = prober_for(store, registry.settings)
+        presence = partial(announce, registry, prober, process_record(process, host, port))
         relay = await stack.enter_async_context(Relay(store, configuration[RelaySettings]))
+        if process is Process.RELAY:
+            if demo:
+                upstream = await stack.enter_async_context(StrictUpstream(recording=False).open())
+                policy = Upstream(base_url=upstream.url, limits=(Limit(count=10, seconds=60),), forward_user=True)
+                await relay.upstreams.put(DEMO_UPSTREAM, policy)
+            names = MetricNames(Index(store, "queue"), registry.index, relay.upstreams.index)
+            keepers: list[Keeper] = [presence, names.keep]
+            yield ProcessParts(relay_operations(relay), [relay.mount()], keepers, relay_jobs(relay))
+            return
+        locks = await stack.enter_async_context(Locks(store, configuration[LockSettings]))
+        alerts = Alerts(target_from(registry.settings))
+        live = live_settings(config, usual=level, alerts=alerts, limits=limits)
+        room = WaitingRoom(store, configuration[WaitingRoomSettings], signing_keys, metered=True)
+        stack.callback(room.queues.close)
+        gate = Gate(store, room)
+        stack.callback(gate.rules.close)
         names = MetricNames(room.queues.index, registry.index, relay.upstreams.index)
+        if process is Process.WORKER:
+            yield ProcessParts(
+                jobs=[
+                    Job("presence", presence),
+                    Job("live settings", live.run),
+                    Job("metric names", names.keep),
+                    *registry_jobs(registry, prober, alerts),
+                    *lock_jobs(locks),
+                    *relay_jobs(relay),
+                    *room.jobs(),
+                    *gate.jobs(),
+                ]
+            )
+            return
         yield ProcessParts(
             operations=[
                 *registry_operations(registry, prober),
@@ -95,36 +149,43 @@ async def open_parts(
             ],
             mounts=[gate_mount(gate), relay.mount()],
             keepers=[presence, live.run, gate.rules.keep, gate.keep, room.numbers.keep, names.keep],
-            jobs=[
-                Job("presence", presence),
-                Job("live settings", live.run),
-                Job("metric names", names.keep),
-                *registry_jobs(registry, prober, alerts),
-                *lock_jobs(locks),
-                *relay_jobs(relay),
-                *room.jobs(),
-                *gate.jobs(),
-            ],
-            signing_keys=room.signing_keys,
+            secrets=[secret for _, secret in (await room.signing_keys()).secrets()],
         )
 
 
 @asynccontextmanager
 async def open_application(
-    configuration: Configuration, listening: GatewaySettings, store_url: str
+    process: Process, configuration: Configuration, listening: GatewaySettings, store_url: str, *, demo: bool = False
 ) -> AsyncIterator[Gateway]:
-    """Open what one process of a gateway serves: it has a store connection and features of its own."""
-    begin(configuration, "gateway")
+    """Open the HTTP application of one worker process of a gateway or relay, with a store connection of its own."""
+    begin(configuration, process)
+    if process is Process.RELAY:
+        logs.hide(*configuration[RelaySettings].secrets_by_name().values())
     settings = msgspec.structs.replace(configuration[StoreSettings], url=store_url)
     opened: list[Gateway] = []
-    async with open_store(settings) as store:
-        record = process_record("gateway", listening.host, listening.port)
-        async with open_parts(store, configuration, record, lambda: opened[0].limits if opened else {}) as parts:
-            keys = await parts.signing_keys()
-            async with open_gateway(
-                parts.operations, parts.mounts, parts.keepers, settings=listening, store=store,
-                secrets=[secret for _, secret in keys.secrets()],
-            ) as application:  # fmt: skip
-                opened.append(application)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(settings))
+
+        def limits() -> Mapping[str, AdjustableLimits]:
+            return opened[0].limits if opened else {}
+
+        parts = await stack.enter_async_context(
+            open_parts(process, store, configuration, listening.host, listening.port, limits, demo=demo)
+        )
+        quiet = asyncio.Event()
+        if parts.jobs:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group.create_task(run_jobs(parts.jobs, quiet))
+        async with open_gateway(
+            parts.operations, parts.mounts, parts.keepers, settings=listening, store=store, secrets=parts.secrets
+        ) as application:
+            opened.append(application)
+            # Jobs finish while the last requests do, not after them.
+            stopping = asyncio.get_running_loop().create_future()
+            stopping.add_done_callback(lambda _: quiet.set())
+            application.stop.watch(stopping)
+            try:
                 yield application
+            finally:
+                quiet.set()
     traces.close()

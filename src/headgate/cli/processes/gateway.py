@@ -1,10 +1,10 @@
-"""`headgate serve gateway`: the process that keeps a gateway's workers."""
+"""`headgate serve gateway`: the parent process of a gateway's worker processes."""
 
 from __future__ import annotations
 
-from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
-from headgate.cli.processes.parent import gateway_application, serve_edge
-from headgate.cli.processes.process import begin
+from headgate.cli.options import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.serving import gateway_application, serve_workers
+from headgate.cli.processes.startup import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
 
@@ -35,5 +35,5 @@ async def gateway(
         ops__port=("--ops-port", ops_port),
     )
     begin(configuration, "gateway", leash=leash)
-    await serve_edge(gateway_application, configuration, configuration[GatewaySettings], leash=leash)
+    await serve_workers(gateway_application, configuration, configuration[GatewaySettings], leash=leash)
     return 0

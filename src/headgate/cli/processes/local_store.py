@@ -1,4 +1,4 @@
-"""The store that `embedded` means here: the one of a running `up`, or one of our own for as long as we run."""
+"""Opens the store of a process: a named one, that of a running `up`, or an embedded one for as long as the process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from headgate.cli import running_up as whereabouts
+from headgate.cli import running_up
 from headgate.cli.settings import DataSettings
 from headgate.kit import logs
 from headgate.kit.logs import get_logger
@@ -37,10 +37,10 @@ async def local_store(
     alone: bool = True,
     leash: bool = False,
 ) -> AsyncIterator[str]:
-    """Give the store's URL; an embedded one is kept running, and if it cannot be, `give_up` is called.
+    """Yield the store's URL; an embedded store is restarted when it dies, and `give_up` is called if that fails.
 
-    With `share`, the embedded store of a running `up` will do. Not `alone`, one of our own must be asked for: what works
-    only together with others is of no use on a store that they do not know. On a leash, it was `up` that named the store.
+    With `share`, the embedded store of a running `up` is used. Unless `alone`, an embedded store must be asked for, because
+    the process is of no use on a store that no other process knows. With `leash`, the store was named by `up`.
     """
     url = configuration[StoreSettings].url
     if url != EMBEDDED:
@@ -49,7 +49,7 @@ async def local_store(
         yield url
         return
     directory = configuration[DataSettings].directory
-    up = whereabouts.find(directory) if share else None
+    up = running_up.find(directory) if share else None
     if up is not None:
         log.info("store of the `up` running here", store=repr(parse_address(up.store)))
         yield up.store

@@ -1,4 +1,4 @@
-"""Drops the metrics of queues, services and upstreams that are gone, in every process that shows some."""
+"""Drops the metrics of queues, services and upstreams that do not exist any more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger()
 
 
 class MetricNames:
-    """Compares the names that metrics know, shown or not, with those that the store lists."""
+    """Compares the label values of metrics with the things that the store lists."""
 
     def __init__(self, queues: Index, services: Index, upstreams: Index) -> None:
         self._lists: tuple[tuple[LabelNames, Index, Callable[[Thing], str]], ...] = (
@@ -31,7 +31,7 @@ class MetricNames:
         )
 
     async def keep(self) -> None:
-        """Look every few seconds for as long as the process lives."""
+        """Run `forget_gone` every few seconds for as long as the process lives."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             try:
@@ -40,7 +40,7 @@ class MetricNames:
                 log.debug("names not read", error=error.detail)
 
     async def forget_gone(self) -> None:
-        """Drop what is not listed any more; a thing is listed before it is used, so what is new is not dropped."""
+        """Drop labels of things that are not listed; a thing is listed before it is used, so new things keep theirs."""
         for names, index, label in self._lists:
             known = names.known()
             if known:

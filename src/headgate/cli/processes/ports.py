@@ -1,4 +1,4 @@
-"""Ports that people choose: a taken one is refused before anything is started."""
+"""Checks that a chosen port is free before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headgate serve relay`: the process that keeps a relay's workers."""
+"""`headgate serve relay`: the parent process of a relay's worker processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
-from headgate.cli.processes.parent import relay_application, serve_edge
-from headgate.cli.processes.process import begin
+from headgate.cli.options import Host, Leash, OpsPort, StoreUrl
+from headgate.cli.processes.serving import relay_application, serve_workers
+from headgate.cli.processes.startup import begin
 from headgate.cli.settings import read_settings
 from headgate.gateway.settings import GatewaySettings
 from headgate.kit.settings import Configuration
@@ -48,13 +48,13 @@ async def relay(
         ops__port=("--ops-port", ops_port),
     )
     begin(configuration, "relay", leash=leash)
-    edge = relay_edge(configuration)
-    await serve_edge(partial(relay_application, demo=demo), configuration, edge, alone=False, leash=leash)
+    listener = relay_listener(configuration)
+    await serve_workers(partial(relay_application, demo=demo), configuration, listener, alone=False, leash=leash)
     return 0
 
 
-def relay_edge(configuration: Configuration) -> GatewaySettings:
-    """Give the settings of a relay's listener: those of a gateway, with the port, workers and deadline of a relay."""
+def relay_listener(configuration: Configuration) -> GatewaySettings:
+    """Return the settings of a relay's listener: those of a gateway, with the port, workers and deadline of a relay."""
     settings = configuration[RelaySettings]
     return msgspec.structs.replace(
         configuration[GatewaySettings],

@@ -1,14 +1,13 @@
-"""`headgate serve worker`: whatever is due, on time."""
+"""`headgate serve worker`: runs the periodic jobs of all features."""
 
 from __future__ import annotations
 
 import msgspec
 
-from headgate.cli.flags import Leash, OpsPort, StoreUrl
-from headgate.cli.processes.assembly import open_parts
+from headgate.cli.options import Leash, OpsPort, StoreUrl
+from headgate.cli.processes.assembly import Process, open_parts
 from headgate.cli.processes.local_store import local_store
-from headgate.cli.processes.presence import process_record
-from headgate.cli.processes.process import begin, listen_operations, store_trouble, wrong_clock
+from headgate.cli.processes.startup import begin, listen_operations, store_trouble, wrong_clock
 from headgate.cli.settings import read_settings
 from headgate.http.operations import OperationsSettings
 from headgate.kit import traces
@@ -26,7 +25,7 @@ async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Lea
     """Run promotion, sweeps, health checks and other due work; any number of workers may run."""
     configuration = read_settings(store__url=("--store", store), ops__port=("--ops-port", ops_port))
     begin(configuration, "worker", leash=leash)
-    # Jobs that are being sent have as long as in a relay to come to their end; everything else is quick.
+    # Relay jobs being sent have as long to finish as in a relay; everything else is quick.
     stop_seconds = max(STOP_SECONDS, configuration[RelaySettings].drain_seconds + SPARE_SECONDS)
     async with (
         Life(stop_seconds) as life,
@@ -40,8 +39,8 @@ async def worker(*, store: StoreUrl = None, ops_port: OpsPort = None, leash: Lea
 
             async with listen_operations(configuration, why_not, lambda: wrong_clock(opened)) as port:
                 log.info("worker started", ops_port=port)
-                record = process_record("worker", configuration[OperationsSettings].host, port)
-                async with open_parts(opened, configuration, record) as parts:
+                host = configuration[OperationsSettings].host
+                async with open_parts(Process.WORKER, opened, configuration, host, port) as parts:
                     await life.run(run_jobs(parts.jobs, life.quiet))
     traces.close()
     return 0

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.live import Live
 
 from headgate.cli import output
-from headgate.cli.flags import Json
-from headgate.cli.next_steps import instead, no_queue
+from headgate.cli.error_advice import instead, no_queue
+from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.cli.trial.crowd.curves import Curve, arrivals
 from headgate.cli.trial.crowd.players import CrowdPlayer, Scene

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import httpx2
 from cyclopts import Parameter
 
-from headgate.cli.flags import Leash
-from headgate.cli.processes.process import begin, listen_operations
+from headgate.cli.options import Leash
+from headgate.cli.processes.startup import begin, listen_operations
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.gateway.settings import GatewaySettings
 from headgate.http.cookies import no_cookies

@@ -15,7 +15,7 @@ import msgspec
 from cyclopts import Parameter
 
 from headgate.cli import output
-from headgate.cli.flags import Json
+from headgate.cli.options import Json
 from headgate.cli.processes.local_store import local_store
 from headgate.cli.processes.ports import refuse_taken
 from headgate.cli.running_up import RunningUp, forget, remember, without_password

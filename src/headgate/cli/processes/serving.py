@@ -1,7 +1,7 @@
-"""The parent process of a gateway or a relay: it opens the ports and keeps workers running.
+"""The parent process of a gateway or a relay: it opens the ports and keeps worker processes running.
 
-It needs none of the features that its workers serve. What a worker opens is named by a function of this module, which
-is called, and imports the features, in the worker only.
+It imports none of the features that its workers serve: a worker calls one of the functions at the end of this module,
+which imports them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headgate.cli.processes.local_store import local_store
-from headgate.cli.processes.process import listen_operations
+from headgate.cli.processes.startup import listen_operations
 from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.http.server import serve
 from headgate.kit.life import Life
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Opening = Callable[[Configuration, GatewaySettings, str], "AbstractAsyncContextManager[Gateway]"]
 
 
-async def serve_edge(
+async def serve_workers(
     opening: Opening,
     configuration: Configuration,
     settings: GatewaySettings,
@@ -32,9 +32,9 @@ async def serve_edge(
     alone: bool = True,
     leash: bool = False,
 ) -> None:
-    """Serve until told to stop; each worker opens its application with the configuration, the settings and the store's URL.
+    """Serve until SIGTERM; each worker opens its application with the configuration, the settings and the store's URL.
 
-    Not `alone`, a store must be named, or be that of the `up` running here.
+    Unless `alone`, a store must be named, or be that of the `up` running here.
     """
     check_admin_token(settings.admin_token)  # before anything listens, and not from a worker
     async with Life(settings.quiet_seconds + settings.stop_seconds + 1) as life:
@@ -50,16 +50,16 @@ async def serve_edge(
 def gateway_application(
     configuration: Configuration, settings: GatewaySettings, store_url: str
 ) -> AbstractAsyncContextManager[Gateway]:
-    """Give what one worker of a gateway serves."""
-    from headgate.cli.processes.assembly import open_application
+    """Open the application of one worker process of a gateway."""
+    from headgate.cli.processes.assembly import Process, open_application
 
-    return open_application(configuration, settings, store_url)
+    return open_application(Process.GATEWAY, configuration, settings, store_url)
 
 
 def relay_application(
     configuration: Configuration, settings: GatewaySettings, store_url: str, *, demo: bool = False
 ) -> AbstractAsyncContextManager[Gateway]:
-    """Give what one worker of a relay serves."""
-    from headgate.cli.processes.relay_assembly import open_relay
+    """Open the application of one worker process of a relay."""
+    from headgate.cli.processes.assembly import Process, open_application
 
-    return open_relay(configuration, settings, store_url, demo=demo)
+    return open_application(Process.RELAY, configuration, settings, store_url, demo=demo)

@@ -1,4 +1,4 @@
-"""A queue's policy as people write it on a command line, and as they read it there."""
+"""Parses a queue's policy from command-line arguments, and formats it for output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FREE_TEXT: Final = frozenset({"message", "template"})
 
 
 def read_policy(words: tuple[str, ...]) -> PolicyChange:
-    """Read `field=value` words; a value is JSON, or plain text where that is no JSON."""
+    """Parse `field=value` arguments; a value is JSON, or plain text if it is not valid JSON."""
     said: dict[str, object] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -44,19 +44,19 @@ def read_policy(words: tuple[str, ...]) -> PolicyChange:
 
 
 def camel(name: str) -> str:
-    """Write a field's name as it is on the wire, however it was typed."""
+    """Return a field's name in camelCase, as on the wire, however it was typed."""
     first, *rest = name.replace("-", "_").split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 def policy_rows(view: QueueView) -> list[tuple[str, str]]:
-    """Give each field of the policy, and what it says."""
+    """Return each field of the policy with its formatted value."""
     policy = msgspec.to_builtins(view)
     return [(name, in_words(name, policy[name])) for name in map(camel, Policy.__struct_fields__)]
 
 
 def figure_rows(view: QueueView) -> list[tuple[str, str]]:
-    """Give each figure of how the queue stands; the rate here is what was measured."""
+    """Return each figure of the queue's current state; the rate is the measured one."""
     return [
         (name, in_words("capacity", value) if name == "capacity" else plain(value))
         for name, value in msgspec.to_builtins(view.figures).items()
@@ -64,7 +64,7 @@ def figure_rows(view: QueueView) -> list[tuple[str, str]]:
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """Say what a change changed; of a queue's first policy, what it says beside the defaults."""
+    """Describe a change; for a queue's first policy, the values that differ from the defaults."""
     before: Mapping[str, object] = old or msgspec.to_builtins(Policy())
     changed = [(name, before.get(name), value) for name, value in new.items() if before.get(name) != value]
     if not old:
@@ -76,7 +76,7 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 
 def in_words(name: str, value: object) -> str:
-    """Write a field's value; what limits nothing, or is not set, has a word of its own."""
+    """Format a field's value; an absent limit or an unset value is described in words."""
     if (value is None or value == "") and name in _WHEN_EMPTY:
         return _WHEN_EMPTY[name]
     unlimited = value is None or (name == "capacity" and isinstance(value, int) and value >= MANY_SEATS)
@@ -84,19 +84,19 @@ def in_words(name: str, value: object) -> str:
 
 
 def _quoted(name: str, value: object) -> str:
-    """Write a field's value in a row of changes, where a text needs an end that can be seen."""
+    """Format a field's value in a list of changes, where a text needs quotes."""
     return msgspec.json.encode(value).decode() if name in _FREE_TEXT else in_words(name, value)
 
 
 def plain(value: object) -> str:
-    """Write a value: text as it is, whole numbers without their fraction, anything else as JSON."""
+    """Format a value: text as it is, whole numbers without a fraction, anything else as JSON."""
     if isinstance(value, float):
         return f"{value:.15g}"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _refused(error: InvalidRequest, said: dict[str, object]) -> InvalidRequest:
-    """Say what a field may be, in the place of what kind of JSON it is."""
+    """Return an error that says which values a field takes, instead of its JSON type."""
     field = str(error.members.get("field", ""))
     if field == "opensAt":
         words = "opensAt is a time with its zone, such as 2026-12-24T18:00:00Z; opensAt=null takes it away."

@@ -1,4 +1,4 @@
-"""What every process of ours has: logs that know the secrets, traces, a port for probes and metrics, and a leash."""
+"""The setup that every process shares: logs, traces, the operations port, and stopping at the end of stdin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROCESS = metrics.gauge(
 
 
 def begin(configuration: Configuration, process: str, *, leash: bool = False) -> None:
-    """Set up logs and traces under this name; with a leash, stop when stdin ends."""
+    """Set up logs and traces under this name; with `leash`, send SIGTERM to ourselves when stdin ends."""
     logs.configure(configuration[LogSettings], process)
     logs.hide(*configuration.secrets())
     traces.configure(configuration[TraceSettings], process, __version__)
@@ -35,7 +35,7 @@ def begin(configuration: Configuration, process: str, *, leash: bool = False) ->
 
 
 async def store_trouble(store: Store) -> str | None:
-    """Say why the store cannot be used now; None if it can."""
+    """Return why the store cannot be used now; None if it can."""
     try:
         await store.ping()
     except StoreUnavailable as error:
@@ -44,7 +44,7 @@ async def store_trouble(store: Store) -> str | None:
 
 
 def wrong_clock(backend: object) -> str | None:
-    """Say that this process's clock is wrong; None if it agrees with the store's, or there is no store to compare it with."""
+    """Return a warning if this process's clock differs from the store's; None if it agrees, or without a store."""
     return clock_words(backend.clock_offset()) if isinstance(backend, Store) else None
 
 
@@ -52,7 +52,7 @@ def wrong_clock(backend: object) -> str | None:
 async def listen_operations(
     configuration: Configuration, ready: Ready, notice: Notice | None = None
 ) -> AsyncIterator[int]:
-    """Serve probes and metrics; the default port gives way to a free one, a chosen one does not."""
+    """Serve probes and metrics; if the default port is taken, on a free one, but a chosen port must be free."""
     settings = configuration[OperationsSettings]
     port = settings.port
     if configuration.origin("ops.port") == DEFAULT and trouble(settings.host, port) is not None:
@@ -63,6 +63,6 @@ async def listen_operations(
 
 
 def _stop_at_end_of_stdin() -> None:
-    while os.read(0, 1024):  # not sys.stdin: a thread that waits in there would hold its lock at exit
+    while os.read(0, 1024):  # not sys.stdin: a thread blocked in there would hold its lock at exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,42 +1,31 @@
-"""What there is to find in a store, and what to do about each finding."""
+"""Checks a store for `headgate doctor`: access, version, persistence, memory, replication, clocks, latency, scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
-from time import time
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from time import perf_counter, time
 
-import msgspec
-
+from headgate.cli.commands.doctor.finding import LOOPBACK, RIGHTS, Finding, Severity
 from headgate.cli.output import counted
+from headgate.cli.processes.registration import PROCESS_TYPES, clock_offsets
+from headgate.registry.registry import Registry
+from headgate.registry.settings import RegistrySettings
+from headgate.store import Store
 from headgate.store.client.address import Address, StoreKind
+from headgate.store.client.link import LinkLost, ServerError
 from headgate.store.facts import MOST_OFFSET_SECONDS, OLDEST, NodeFacts
+from headgate.store.scripts.contracts import operations
+from headgate.store.scripts.script import Script
 
 _SKEW_SECONDS = 2.0
+_PINGS = 50
+_SLOW_MS, _VERY_SLOW_MS = 10.0, 100.0
 _FULL_SHARE = 0.8
-RIGHTS = "Give our user the rights that `headgate doctor --acl` prints."
-LOOPBACK = ("127.", "::1", "localhost")
-
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """What was looked at, what was found, and what to do about it."""
-
-    level: Severity
-    check: str
-    found: str
-    advice: str = ""
 
 
 def access(address: Address) -> Iterator[Finding]:
-    """Look at how the store is reached."""
+    """Check password and TLS."""
     remote = [str(node) for node in address.nodes if not node.host.startswith(LOOPBACK)]
     if remote and not address.password:
         yield Finding(
@@ -57,7 +46,7 @@ def access(address: Address) -> Iterator[Finding]:
 
 
 def of_node(node: NodeFacts, kind: StoreKind, *, volatile: bool) -> Iterator[Finding]:
-    """Look at one primary."""
+    """Check one primary."""
     yield from version(node)
     yield from persistence(node, volatile=volatile)
     yield from memory(node)
@@ -65,7 +54,7 @@ def of_node(node: NodeFacts, kind: StoreKind, *, volatile: bool) -> Iterator[Fin
 
 
 def version(node: NodeFacts) -> Iterator[Finding]:
-    """Look at the server's version."""
+    """Check the server's version."""
     version = ".".join(map(str, node.version))
     oldest = OLDEST[node.server]
     if node.version < oldest:
@@ -81,7 +70,7 @@ def version(node: NodeFacts) -> Iterator[Finding]:
 
 
 def persistence(node: NodeFacts, *, volatile: bool) -> Iterator[Finding]:
-    """Look at what a restart would lose."""
+    """Check what a restart would lose."""
     if node.append_only and not node.append_only_ok:
         yield Finding(
             Severity.PROBLEM,
@@ -109,7 +98,7 @@ def persistence(node: NodeFacts, *, volatile: bool) -> Iterator[Finding]:
 
 
 def memory(node: NodeFacts) -> Iterator[Finding]:
-    """Look at what happens when memory is full."""
+    """Check the memory policy, and how full the memory is."""
     policy = node.memory_policy
     if policy.startswith("allkeys-"):
         yield Finding(
@@ -139,7 +128,7 @@ def memory(node: NodeFacts) -> Iterator[Finding]:
 
 
 def replication(node: NodeFacts, kind: StoreKind) -> Iterator[Finding]:
-    """Look at the replicas."""
+    """Check the replicas."""
     if not node.replicas:
         if kind is not StoreKind.STANDALONE:
             yield Finding(
@@ -167,7 +156,7 @@ def replication(node: NodeFacts, kind: StoreKind) -> Iterator[Finding]:
 
 
 def process_clocks(offsets: Sequence[tuple[str, float]], processes: int) -> Iterator[Finding]:
-    """Look at the clocks of our own processes: those that report theirs have a name and how far it is ahead of the store's."""
+    """Check the clocks of our processes; `offsets` has the name of each and how far it is ahead of the store's clock."""
     wrong = [(name, offset) for name, offset in offsets if abs(offset) > MOST_OFFSET_SECONDS]
     for name, offset in wrong:
         yield Finding(
@@ -201,3 +190,80 @@ def clocks(nodes: list[NodeFacts]) -> Iterator[Finding]:
         )
     else:
         yield Finding(Severity.OK, "clock", f"within {abs(skew):.1f} s of this machine")
+
+
+async def processes(store: Store) -> AsyncIterator[Finding]:
+    """Check the clocks of our processes, as each reports its own in the registry."""
+    registry = Registry(store, RegistrySettings())
+    listings = [await registry.discover("default", type) for type in PROCESS_TYPES]
+    instances = [each for found in listings for each in found.instances]
+    for finding in process_clocks(clock_offsets(instances), len(instances)):
+        yield finding
+
+
+async def topology(store: Store) -> AsyncIterator[Finding]:
+    """Check the topology, and in a cluster whether all slots are served."""
+    primaries = await store.route.primaries()
+    kind = store.address.kind
+    if kind is not StoreKind.CLUSTER:
+        yield Finding(Severity.OK, "topology", f"{kind}, primary {primaries[0].endpoint}")
+        return
+    try:
+        reply = await primaries[0].send(("CLUSTER", "INFO"), store.deadline())
+    except (ServerError, LinkLost) as error:
+        yield Finding(
+            Severity.OK, "topology", f"cluster with {len(primaries)} primaries; its state is not told ({error})"
+        )
+        return
+    info = dict(
+        line.split(":", 1) for line in bytes(reply if isinstance(reply, bytes) else b"").decode().split() if ":" in line
+    )
+    if info.get("cluster_state") == "ok":
+        yield Finding(Severity.OK, "topology", f"cluster with {len(primaries)} primaries, all slots served")
+    else:
+        yield Finding(
+            Severity.PROBLEM,
+            "topology",
+            f"the cluster's state is {info.get('cluster_state')}: {info.get('cluster_slots_ok')} of 16384 slots are served",
+            "Bring back or replace the nodes that failed, then run `valkey-cli --cluster check`.",
+        )
+
+
+async def latency(store: Store) -> AsyncIterator[Finding]:
+    """Measure the round trip to the store."""
+    taken: list[float] = []
+    for _ in range(_PINGS):
+        started = perf_counter()
+        await store.ping()
+        taken.append((perf_counter() - started) * 1000)
+    taken.sort()
+    half, most = taken[len(taken) // 2], taken[int(len(taken) * 0.99)]
+    words = f"{half:.1f} ms, 99 of 100 within {most:.1f} ms"
+    if half > _SLOW_MS or most > _VERY_SLOW_MS:
+        yield Finding(
+            Severity.WARNING,
+            "latency",
+            words,
+            "Put the store nearer, or look for slow commands there (`SLOWLOG GET`) and a busy disk.",
+        )
+    else:
+        yield Finding(Severity.OK, "latency", words)
+
+
+async def scripts(store: Store) -> AsyncIterator[Finding]:
+    """Load every script on each primary."""
+    loaded = [Script(path) for path in operations()]
+    for link in await store.route.primaries():
+        limit = asyncio.get_running_loop().time() + 10
+        for script in loaded:
+            try:
+                await link.send(("SCRIPT", "LOAD", script.source), limit)
+            except (ServerError, LinkLost) as error:
+                yield Finding(
+                    Severity.PROBLEM,
+                    "scripts",
+                    f"{link.endpoint} does not take {script.name}.lua: {error}",
+                    RIGHTS,
+                )
+                return
+    yield Finding(Severity.OK, "scripts", f"all {len(loaded)} are accepted")

@@ -1,4 +1,4 @@
-"""Counts how it stands with all users of an upstream, page by page: the sums are true, and their cost is bounded."""
+"""Sums up the figures of all users of an upstream, page by page, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
-from headgate.relay.model import UpstreamStatus, UserFigures
+from headgate.relay.wire import UpstreamStatus, UserFigures
 from headgate.store import Store, Thing
 
 PAGE: Final = 200
 SHOWN: Final = 20
-REST: Final = 9
-NOBODY: Final = ""
+CACHE_FACTOR: Final = 9
+NO_USER: Final = ""
 
 
-class UserCensus:
-    """The count of one upstream's users.
+class UpstreamStatusReader:
+    """Reads the status of one upstream.
 
-    Whoever asks while somebody counts gets that count. One of more than a page stands for nine times as long as it took, so
-    that a process never spends more than a tenth of its time on it, however many ask and however many users there are.
+    Concurrent callers share one count. A count of more than one page is cached for nine times as long as it took, so
+    that a process spends at most a tenth of its time on it, however many callers and users there are.
     """
 
     def __init__(self, store: Store, thing: Thing, figures: Callable[[str], Awaitable[UserFigures]]) -> None:
@@ -29,27 +29,27 @@ class UserCensus:
         self._figures = figures
         self._loop = asyncio.get_running_loop()
         self._counting: asyncio.Task[UpstreamStatus] | None = None
-        self._stands_until = 0.0
+        self._cached_until = 0.0
 
     async def status(self) -> UpstreamStatus:
-        """Give the sums over all users, and the busiest of them."""
+        """Return the sums over all users, and the busiest of them."""
         task = self._counting
-        if task is None or (task.done() and self._loop.time() >= self._stands_until):
+        if task is None or (task.done() and self._loop.time() >= self._cached_until):
             task = self._counting = self._store.errands.start(self._count())
-        await asyncio.wait({task})  # it outlives whoever asked first
+        await asyncio.wait({task})  # the count goes on when its first caller is cancelled
         return task.result()
 
     async def _count(self) -> UpstreamStatus:
         started = self._loop.time()
         seen: set[bytes] = set()
         waiting = in_flight = cooling = jobs = 0
-        held_ms = (await self._figures(NOBODY)).held_ms  # what holds everybody, also while there is nobody
+        held_ms = (await self._figures(NO_USER)).held_ms  # a hold of the whole upstream, which may have no users
         busiest: list[UserFigures] = []
         cursor, pages = b"0", 0
         while pages == 0 or cursor != b"0":
             reply = await self._store.read(self._thing, "ZSCAN", self._thing.key("users"), cursor, "COUNT", PAGE)
             cursor, found = cast("tuple[bytes, list[bytes]]", reply)
-            users = set(found[::2]) - seen  # a scan may name somebody twice
+            users = set(found[::2]) - seen  # a scan may return a member twice
             seen |= users
             page = await asyncio.gather(*(self._figures(user.decode()) for user in users))
             waiting += sum(one.waiting for one in page)
@@ -61,7 +61,7 @@ class UserCensus:
             pages += 1
         if pages > 1:
             now = self._loop.time()
-            self._stands_until = now + REST * (now - started)
+            self._cached_until = now + CACHE_FACTOR * (now - started)
         return UpstreamStatus(
             self._thing.name,
             users=len(seen),

@@ -1,9 +1,9 @@
-"""Waiting in this process: who waits, in which line, and when each asks the store again.
+"""The waiters of this process: in which line each waits, and when it asks the store again.
 
-A waiter sleeps until a time that is known, or until a hint says it. Of all waiters of one line in this process only the
-first keeps a timer for the case that a hint was lost or that whoever would have caused it is dead; so waiting costs no
-store calls, however long the line is. A time that is known holds for one policy: when that changes, whoever has one asks
-again, as the hint that would correct it may be lost.
+A waiter sleeps until a known time, or until a hint names one. Of all waiters of one line in this process only the
+first keeps a timer for the case that a hint was lost or that the process that would have caused it is dead. So waiting
+costs no store calls, however long the line is. A known time holds for one policy: when the policy changes, waiters with a
+known time ask again, because the hint that would correct it may be lost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 
 SLACK_SECONDS: Final = 1.0
 EARLY_SECONDS: Final = 0.001
-APART_SECONDS: Final = 0.0005  # between the questions of many waiters who have the same reason to ask
+APART_SECONDS: Final = 0.0005  # between the calls of many waiters that ask for the same reason
 
 
 class PermitWaiter:
-    """One request in line."""
+    """One request that waits in a user's line."""
 
     __slots__ = ("_called", "_due", "_line", "_loop", "_outdated", "_sleeper", "_timer", "fallback", "id", "place")
 
@@ -37,23 +37,23 @@ class PermitWaiter:
 
     @property
     def timed(self) -> bool:
-        """Tell whether it has a time to ask, or may be about to be told one."""
+        """Whether it has a time to ask, or is asking and may get one."""
         return self._timer is not None or self._sleeper is None
 
     def asks(self) -> None:
-        """Forget earlier hints: what comes from now on is newer than the answer."""
+        """Forget earlier hints when a call to the store begins: later hints are newer than its reply."""
         self._due = False
         self._called = None
         self._outdated = None
         self._disarm()
 
     def call(self, at: float) -> None:
-        """Take a hint: ask at this time."""
+        """Handle a hint: ask at this time."""
         self._called = at
         self._arm(at)
 
     def ask_again(self, at: float) -> None:
-        """Ask at this time, whatever the answer to a question that is on its way says: it may be outdated."""
+        """Ask at this time, even if a call in flight returns another time, which may be outdated."""
         self.call(at)
         if self._sleeper is None:
             self._outdated = at
@@ -84,7 +84,7 @@ class PermitWaiter:
             self._disarm()
 
     def keep_watch(self) -> None:
-        """As the first of its line here, ask again by itself after the least time that it must wait."""
+        """If it is the first of its line here, start the timer after which it asks again without a hint."""
         if self._timer is None and self._line.first is self:
             self._arm(max(self.fallback, self._loop.time() + SLACK_SECONDS))
 
@@ -118,11 +118,11 @@ class UserLine:
 
     @property
     def first(self) -> PermitWaiter | None:
-        """Give the one that keeps watch: about the lowest place of ours."""
+        """The waiter that keeps the timer: usually the one with the lowest place in this process."""
         return self._first
 
     def sort(self) -> None:
-        """Find out who is first, after a place became known or somebody left; they came about in their order."""
+        """Update the first waiter after a place became known or a waiter left; waiters are added roughly in order."""
         first = self._first
         if first is not None and first.id in self.waiters:
             last = next(reversed(self.waiters.values()))
@@ -135,12 +135,12 @@ class UserLine:
 
 
 class UserLines:
-    """All lines of one upstream in this process."""
+    """The lines of all users of one upstream in this process."""
 
     def __init__(self) -> None:
         self._lines: dict[str, UserLine] = {}
         self._waiters: dict[str, PermitWaiter] = {}
-        self._version = b""  # of the policy by which times are told
+        self._version = b""  # of the policy that known times are based on
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class UserLines:
 
     @contextmanager
     def join(self, user: str, id: str) -> Iterator[PermitWaiter]:
-        """Stand in a user's line for as long as the block lasts."""
+        """Add a waiter to a user's line for as long as the block lasts."""
         line = self._lines.setdefault(user, UserLine())
         waiter = PermitWaiter(id, line)
         line.waiters[id] = self._waiters[id] = waiter
@@ -161,8 +161,8 @@ class UserLines:
             elif self._lines.get(user) is line:
                 del self._lines[user]
 
-    def hear(self, words: str | None) -> None:
-        """Take a hint: one waiter's time, or that anything may have changed."""
+    def on_hint(self, words: str | None) -> None:
+        """Handle a hint: the time of one waiter, a new policy, or None after hints may have been lost."""
         kind, _, rest = (words or "").partition(" ")
         if kind == "turn":
             id, _, ms = rest.partition(" ")
@@ -176,18 +176,18 @@ class UserLines:
             self.ask_firsts()
 
     def learn(self, version: bytes) -> None:
-        """Hear which version of the policy is in force; if that is news, the hint of it was lost."""
+        """Record the policy version of a reply; if it is new, its hint was lost, so waiters ask again."""
         known, self._version = self._version, version
         if known not in (b"", version):
             self.ask_anew()
 
     def ask_firsts(self) -> None:
-        """Let the first of each line ask now, not all in the same instant."""
+        """Let the first of each line ask now, spread over up to a second."""
         for first, at in self._firsts():
             first.call(at)
 
     def ask_anew(self) -> None:
-        """Let the first of each line ask, then everybody else with a known time: another policy may make it sooner."""
+        """Let the first of each line ask, then all others with a known time: a new policy may let them go sooner."""
         at = self._loop.time()
         for first, at in self._firsts():
             first.ask_again(at)
@@ -204,13 +204,13 @@ class UserLines:
                 yield line.first, now + min(1.0, number * APART_SECONDS)
 
     def call_all(self) -> None:
-        """Let everybody ask now."""
+        """Let all waiters ask now."""
         now = self._loop.time()
         for waiter in tuple(self._waiters.values()):
             waiter.call(now - EARLY_SECONDS)
 
     def show_places(self) -> None:
-        """Let everybody ask, a few at a time: while we were silent, their places may have been given up."""
+        """Let all waiters ask, spread out: without heartbeats the store may have removed their places."""
         now = self._loop.time()
         for number, waiter in enumerate(self._waiters.values()):
             waiter.call(now + number * APART_SECONDS)

@@ -1,4 +1,4 @@
-"""What there is to find at a gateway: whether it answers, what runs there, its store, and what our token may do."""
+"""Checks a gateway for `headgate doctor`: whether it answers, its version and store, and the role of our token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headgate import __version__
-from headgate.cli.commands.findings import LOOPBACK, Finding, Severity, process_clocks
-from headgate.cli.next_steps import next_step
-from headgate.cli.processes.presence import PROCESS_TYPES, clock_offsets
+from headgate.cli.commands.doctor.finding import LOOPBACK, Finding, Severity
+from headgate.cli.commands.doctor.store_checks import process_clocks
+from headgate.cli.error_advice import next_step
+from headgate.cli.processes.registration import PROCESS_TYPES, clock_offsets
 from headgate.gateway.api import SystemFacts
 from headgate.kit.problems import HeadgateError, Unauthorized
 from headgate.registry.model import Instance, Listing
@@ -36,7 +37,7 @@ class _Caller(msgspec.Struct, frozen=True):
 
 
 async def of_gateway(url: str, token: str) -> AsyncIterator[Finding]:
-    """Look at a gateway from the outside, with the token that commands would show there."""
+    """Check a gateway from the outside, with the token that commands would use there."""
     split = urlsplit(url)
     if split.scheme == "http" and not (split.hostname or "").startswith(LOOPBACK):
         yield Finding(
@@ -95,13 +96,13 @@ async def _token(http: Http, *, given: bool) -> AsyncIterator[Finding]:
 
 
 async def _clocks(http: Http) -> AsyncIterator[Finding]:
-    """Look at the clocks of the processes that are registered there."""
+    """Check the clocks of the processes that are registered there."""
     processes: list[Instance] = []
     try:
         for type in PROCESS_TYPES:
             found = await http.request("GET", "/sd/v1/instances", query={"type": type}, answer=Listing)
             processes += found.instances
     except HeadgateError:
-        return  # a token of another namespace, or a relay: neither knows of the registry
+        return  # a token of another namespace, or a relay, which does not serve the registry
     for finding in process_clocks(clock_offsets(processes), len(processes)):
         yield finding

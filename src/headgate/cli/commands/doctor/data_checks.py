@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from headgate.cli.commands.findings import RIGHTS, Finding, Severity
-from headgate.cli.commands.upstream_keys import find_keys, left_over
+from headgate.cli.commands.doctor.finding import RIGHTS, Finding, Severity
+from headgate.cli.commands.doctor.upstream_keys import find_keys, left_over
+from headgate.cli.output import counted
 from headgate.kit.problems import HeadgateError
 from headgate.locks.invariants import inspect as inspect_lock
 from headgate.registry.invariants import inspect as inspect_service
@@ -31,7 +32,7 @@ Inspect = Callable[[Thing], Awaitable[Inspection]]
 
 
 def queues(store: Store) -> AsyncIterator[Finding]:
-    """Look at queues: sums of seats, sets that must agree, and what belongs to nobody."""
+    """Check queues: sums of seats, sets that must agree, and orphans."""
 
     async def inspect(thing: Thing) -> Inspection:
         return await inspect_queue(store, thing)
@@ -40,7 +41,7 @@ def queues(store: Store) -> AsyncIterator[Finding]:
 
 
 def services(store: Store) -> AsyncIterator[Finding]:
-    """Look at services: as many records as states and deadlines."""
+    """Check services: as many records as states and deadlines."""
 
     async def inspect(thing: Thing) -> Inspection:
         return Inspection(*await inspect_service(store, thing), complete=True)
@@ -49,7 +50,7 @@ def services(store: Store) -> AsyncIterator[Finding]:
 
 
 def locks(store: Store) -> AsyncIterator[Finding]:
-    """Look at locks: whoever waits in line is known, with a process."""
+    """Check locks: each waiter has a record and a process."""
 
     async def inspect(thing: Thing) -> Inspection:
         return Inspection(*await inspect_lock(store, thing), complete=True)
@@ -58,7 +59,7 @@ def locks(store: Store) -> AsyncIterator[Finding]:
 
 
 async def upstreams(store: Store) -> AsyncIterator[Finding]:
-    """Look at upstreams: lines and who waits in them, permits, jobs, and keys that no list names."""
+    """Check upstreams: lines and their waiters, permits, jobs, and keys that no list names."""
     keys = await find_keys(store)
 
     async def inspect(thing: Thing) -> Inspection:
@@ -71,7 +72,7 @@ async def upstreams(store: Store) -> AsyncIterator[Finding]:
 
 
 async def _look(store: Store, part: str, check: str, inspect: Inspect, advice: str) -> AsyncIterator[Finding]:
-    """Look at all things of a part, up to a limit, one after the other."""
+    """Inspect all things of a part, up to a limit, one after the other."""
     things = await Index(store, part).list(None)
     members, broken, partly = 0, False, len(things) > MOST_THINGS
     for thing in things[:MOST_THINGS]:
@@ -88,5 +89,6 @@ async def _look(store: Store, part: str, check: str, inspect: Inspect, advice: s
             words = f"{thing.tag} contradicts itself: {found.contradictions[0]}{more}"
             yield Finding(Severity.PROBLEM, check, words, advice.format(keys=f"{thing.base}*"))
     if not broken:
-        looked = f"{len(things[:MOST_THINGS])} {check} with {members} members{', not all of them' if partly else ''}"
-        yield Finding(Severity.OK, check, f"no contradiction in {looked}")
+        checked = f"{counted(len(things[:MOST_THINGS]), part)} with {counted(members, 'member')}"
+        checked += ", not all of them" if partly else ""
+        yield Finding(Severity.OK, check, f"no contradiction in {checked}")

@@ -1,4 +1,4 @@
-"""What to do about a failure that a command cannot do anything about itself."""
+"""Advice on errors that a command cannot solve itself: the next step to take, and messages that name the queue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _STEPS: Final[dict[type[HeadgateError], str]] = {
 
 
 def next_step(error: HeadgateError) -> str:
-    """Give the step in one sentence, or nothing; the first kind that fits counts."""
+    """Return the next step in one sentence, or nothing; the first matching class counts."""
     return next((step for kind, step in _STEPS.items() if isinstance(error, kind)), "")
 
 
 @contextmanager
 def instead(kind: type[HeadgateError], sentence: str) -> Iterator[None]:
-    """Give an error of this kind a sentence that names what was asked for, and the command that shows what there is."""
+    """Replace the message of an error of this class by one that names what was asked for and the command that lists it."""
     try:
         yield
     except kind as error:
@@ -30,7 +30,7 @@ def instead(kind: type[HeadgateError], sentence: str) -> Iterator[None]:
 
 
 def no_queue(queue: str) -> str:
-    """Say that there is no queue of this name, and what to do about it."""
+    """Return the message that there is no queue of this name, with the commands that help."""
     return (
         f"There is no queue {queue}; `headgate queue list` shows those that are there, `headgate queue create {queue}` "
         "makes it."

@@ -1,7 +1,7 @@
 """Finds keys of upstreams that no list names, for `headgate doctor`.
 
-The relay is the one feature that makes keys on demand, some for each user, so it is the one that could leave some behind.
-They are found by a walk through the key space, which only reads, goes in small steps and ends at a limit.
+Only the relay creates keys on demand, some for each user, so only it could leave keys behind. They are found by a scan of
+the key space, which only reads, goes in small steps and ends at a limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from typing import Final, cast
 from urllib.parse import unquote
 
-from headgate.cli.commands.findings import Finding, Severity
+from headgate.cli.commands.doctor.finding import Finding, Severity
 from headgate.store import Index, Store, Thing
 from headgate.store.client.link import LinkLost, ServerError
 from headgate.store.keys import split_tag
@@ -29,23 +29,23 @@ _NAMED = 3
 
 
 class UpstreamKeys:
-    """The keys of all upstreams that a walk has seen, and why it did not see all of them, if so."""
+    """The keys of all upstreams that a scan has found, and why it is incomplete, if it is."""
 
     def __init__(self) -> None:
         self.trouble = ""
         self.suffixes: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, tag: str, suffix: str) -> None:
-        """Note a key."""
+        """Add a key."""
         self.suffixes[tag].add(suffix)
 
     def users(self, thing: Thing) -> Collection[str]:
-        """Name the users of whom an upstream has keys."""
+        """Return the users of whom an upstream has keys."""
         return {unquote(suffix.partition("/")[2]) for suffix in self.suffixes.get(thing.tag, ()) if "/" in suffix}
 
 
 async def find_keys(store: Store) -> UpstreamKeys:
-    """Walk through the key space of every primary."""
+    """Scan the key space of every primary for keys of upstreams."""
     keys = UpstreamKeys()
     start = f"{store.prefix}:{_PART}:{{"
     pattern = "".join(f"\\{sign}" if sign in "*?[]\\^" else sign for sign in start) + "*"
@@ -72,11 +72,11 @@ async def find_keys(store: Store) -> UpstreamKeys:
 
 
 async def left_over(store: Store, keys: UpstreamKeys) -> AsyncIterator[Finding]:
-    """Tell of keys whose upstream is in no list: it was lost there, or the upstream is gone and they are not."""
+    """Report keys whose upstream is not in the index: the index lost it, or the upstream was removed and they remain."""
     listed = {thing.tag for thing in await Index(store, _PART).list(None)}
     for tag in sorted(keys.suffixes.keys() - listed):
         thing = store.thing(_PART, *split_tag(tag))
-        # It may have been made or forgotten since: what is in the list now, or not there any more, is as it should be.
+        # It may have been created or deleted since the scan: then it is in the index now, or its keys are gone.
         _, left = await _look_again(store, thing, keys.suffixes[tag])
         if not left or thing in await Index(store, _PART).list(thing.namespace):
             continue
@@ -93,7 +93,7 @@ async def left_over(store: Store, keys: UpstreamKeys) -> AsyncIterator[Finding]:
 
 
 async def _look_again(store: Store, thing: Thing, suffixes: Collection[str]) -> tuple[bool, Collection[str]]:
-    """Tell whether an upstream is served, and which of its keys are there; that it was removed stays known for a day."""
+    """Return whether an upstream is served, and which of its keys exist; the mark of a removed upstream stays for a day."""
     reply = await store.read(thing, "HMGET", thing.key("policy"), "version", "gone")
     version, gone = cast("list[bytes | None]", reply)
     keys = [thing.key(suffix) for suffix in suffixes if suffix != "policy" or not gone]

@@ -1,4 +1,4 @@
-"""Flags that several commands have."""
+"""The command-line options that several commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line to type on, at the bottom of a terminal on which other lines keep appearing."""
+"""Reads lines at the bottom of a terminal while other lines are printed above."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CHUNK: Final = 4096
 
 
 @contextmanager
-def unechoed() -> Iterator[None]:
-    """Show nothing of what is typed meanwhile: it would land in the middle of what we draw; Ctrl-C stays a signal."""
+def echo_off() -> Iterator[None]:
+    """Turn off the terminal's echo, which would disturb a progress bar; Ctrl-C stays a signal."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
@@ -58,7 +58,7 @@ class LineEditor:
             return self
         try:
             asyncio.get_running_loop().add_reader(sys.stdin, self._read)
-        except PermissionError:  # a file, which is not waited for
+        except PermissionError:  # a file, which epoll does not support
             while self._read():
                 pass
         self._draw()
@@ -74,7 +74,7 @@ class LineEditor:
             self._put(_CLEAR)
 
     async def lines(self) -> AsyncIterator[str]:
-        """Give each line when it is complete, until the end of the input (Ctrl-D)."""
+        """Yield each line when it is complete, until the end of the input (Ctrl-D)."""
         while (line := await self._lines.get()) is not None:
             yield line
 
@@ -84,7 +84,7 @@ class LineEditor:
         self._draw()
 
     def _read(self) -> bool:
-        """Take what there is; False at the end of the input."""
+        """Read the available input; False at its end."""
         data = b""
         with suppress(OSError):  # a terminal that is gone
             data = os.read(sys.stdin.fileno(), _CHUNK)

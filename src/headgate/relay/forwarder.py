@@ -1,7 +1,7 @@
-"""One request on its way: wait for a permit, send, and decide what may be sent again.
+"""Forwards one request: waits for a permit, sends it, and decides whether it may be sent again.
 
-A request is sent a second time only if the first surely did nothing: nothing left, or the upstream refused it with 429;
-or if doing it twice does no harm: a safe method, or an Idempotency-Key. Every sending has a permit of its own.
+A request is sent again only if the first attempt had no effect (nothing was sent, or the upstream refused it with 429),
+or if it is repeatable (a safe method, or an Idempotency-Key). Every attempt has a permit of its own.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
 from headgate.kit.underway import Underway
 from headgate.relay.headers import SAFE, pause_of, request_headers, response_headers, with_trace
-from headgate.relay.model import Outcome, Upstream, UpstreamView
+from headgate.relay.model import Outcome, Upstream
 from headgate.relay.permits import Permit, Permits
 from headgate.relay.problems import PermitExpired, UpstreamFailed, UpstreamTimeout
 from headgate.relay.settings import RelaySettings
+from headgate.relay.wire import UpstreamView
 
 ANSWERED_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 65_536
 DRAIN_SECONDS: Final = 1.0
-HEAD_SECONDS: Final = 0.05  # for so long the head of a stream waits for the first bytes of its body
-Tell = Callable[[], Awaitable[None]]
+HEAD_SECONDS: Final = 0.05  # how long the head of a streamed answer waits for the first bytes of its body
+AttemptCallback = Callable[[], Awaitable[None]]
 
 
 class BodySource(Protocol):
-    """Where a request's body comes from."""
+    """The body of a request that is forwarded."""
 
     @property
     def length(self) -> int | None:
-        """Give the length; -1 without a body, None if nobody knows."""
+        """The length in bytes; -1 without a body, None if unknown."""
 
     @property
     def replayable(self) -> bool:
-        """Tell whether `chunks` can be read from the beginning again."""
+        """Whether `chunks` can be read from the beginning again."""
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Read it."""
+        """Yield the body."""
 
 
 class RelayRequest(msgspec.Struct, frozen=True):
-    """What is to be sent."""
+    """A request for an upstream."""
 
     method: str
     target: bytes
@@ -60,14 +61,14 @@ class RelayRequest(msgspec.Struct, frozen=True):
 
     @property
     def repeatable(self) -> bool:
-        """Tell whether doing it twice does no harm."""
+        """Whether sending it twice does no harm."""
         return self.method in SAFE or any(name == b"idempotency-key" for name, _ in self.headers)
 
 
 class RelayAnswer:
-    """The head of an answer, and its body as it comes.
+    """The head of an upstream's answer, and its body as it arrives.
 
-    `ahead` is what of the body was read already. `truncated` says that the body of a refusal broke off: it is left out.
+    `ahead` is the part of the body that was read already. `truncated` means that the body of a 429 broke off and is dropped.
     """
 
     __slots__ = ("_ahead", "_connection", "_response", "_seconds", "chunks", "headers", "permit", "position", "truncated",
@@ -90,20 +91,20 @@ class RelayAnswer:
 
     @property
     def status(self) -> int:
-        """Give the status."""
+        """The HTTP status."""
         return self._response.status
 
     @property
     def whole(self) -> bytes | None:
-        """Give the whole body if it is here already; then `chunks` need not be read."""
+        """The whole body if it has arrived already; then `chunks` need not be read."""
         if self.truncated:
             return b""
         return self._ahead + b"".join(self._response.chunks) if self._response.complete else None
 
     async def begins(self) -> bool:
-        """Wait until some of the body is here, or its end; False if it is a stream that has nothing to say yet.
+        """Wait until some of the body or its end has arrived; False if it is a stream without data yet.
 
-        What goes wrong until then is raised while nothing of the answer has been passed on.
+        An error until then is raised before anything of the answer was passed on.
         """
         if self._ahead or self.truncated:
             return True
@@ -126,22 +127,22 @@ class Forwarder:
         self._loop = asyncio.get_running_loop()
 
     async def over(self, seconds: float) -> None:
-        """Wait until every request has ended, or so long."""
+        """Wait until every request has ended, for at most so many seconds."""
         await self._underway.over(seconds)
 
     def close(self) -> None:
-        """End the connections that rest, and those in use when their requests have ended."""
+        """Close the idle connections, and the others when their requests have ended."""
         for pool in self._pools.values():
             pool.close()
 
     @asynccontextmanager
     async def forward(
         self, view: UpstreamView, request: RelayRequest, *, deadline: float, place: int = 0, most: int | None = None,
-        before: Tell | None = None, refused: Tell | None = None,
+        before: AttemptCallback | None = None, refused: AttemptCallback | None = None,
     ) -> AsyncIterator[RelayAnswer]:  # fmt: skip
-        """Wait, send, and give the answer; inside the block its body is read.
+        """Wait for a permit, send, and yield the answer, whose body is read inside the block.
 
-        `before` is called before each sending, `refused` when a sending was refused and the request waits again.
+        `before` is called before each attempt, `refused` when the upstream refused one and the request waits again.
         """
         with self._underway:
             async with self._forward(view, request, deadline, place, most, before, refused) as answer:
@@ -150,7 +151,7 @@ class Forwarder:
     @asynccontextmanager
     async def _forward(
         self, view: UpstreamView, request: RelayRequest, deadline: float, place: int, most: int | None,
-        before: Tell | None, refused: Tell | None,
+        before: AttemptCallback | None, refused: AttemptCallback | None,
     ) -> AsyncIterator[RelayAnswer]:  # fmt: skip
         policy = view.policy
         position, waited, attempts = -1, 0.0, 0
@@ -199,9 +200,9 @@ class Forwarder:
                 pool.give_back(connection)
 
     async def _ask(
-        self, name: str, policy: Upstream, request: RelayRequest, permit: Permit, before: Tell | None
+        self, name: str, policy: Upstream, request: RelayRequest, permit: Permit, before: AttemptCallback | None
     ) -> tuple[ClientConnection, Pool, ClientResponse]:
-        """Send on a permit; whatever goes wrong, the permit is told."""
+        """Send the request under a permit; on any error the permit is settled."""
         try:
             if before is not None:
                 await before()
@@ -236,20 +237,20 @@ class Forwarder:
         return connection, pool, response
 
     def _age(self, response: ClientResponse) -> float:
-        """Say how long ago an answer began."""
+        """Return how many seconds ago an answer began."""
         return self._loop.time() - (response.first_byte or 0.0)
 
     async def _pause(
         self, policy: Upstream, request: RelayRequest, permit: Permit, response: ClientResponse, deadline: float
     ) -> float:
-        """Hear a 429: the store pauses this user as long as the upstream says, then lets one go first."""
+        """Report a 429: the store pauses this user for as long as the upstream says, then lets one request go first."""
         permit.meters.refusals.inc()
         window = policy.window_of(request.user)
         pause = pause_of(response.headers, window.seconds if window and window.seconds else 1.0)
-        told = permit.settle(Outcome.REFUSED, pause_seconds=pause)
-        if told is not None:
-            # Before we ask again, the store has heard of it; after the deadline we do not ask again.
-            await asyncio.wait((told,), timeout=max(0.0, deadline - self._loop.time()))
+        settling = permit.settle(Outcome.REFUSED, pause_seconds=pause)
+        if settling is not None:
+            # The store must know of the refusal before the next attempt; there is none after the deadline.
+            await asyncio.wait((settling,), timeout=max(0.0, deadline - self._loop.time()))
         return max(pause, permit.paused_seconds)
 
     async def _body(
@@ -261,12 +262,12 @@ class Forwarder:
         if ahead:
             yield ahead
         first_byte = response.first_byte or 0.0
-        tell_at = first_byte + ANSWERED_SECONDS
+        report_at = first_byte + ANSWERED_SECONDS
         async for chunk in connection.chunks(policy.timeout_seconds):
             yield chunk
             now = self._loop.time()
-            if policy.concurrent and now >= tell_at:
-                tell_at = now + policy.lease_ms / 3000
+            if policy.concurrent and now >= report_at:
+                report_at = now + policy.lease_ms / 3000
                 permit.settle(Outcome.ANSWERED, age_seconds=now - first_byte)
 
     def _pool(self, name: str, policy: Upstream) -> Pool:
@@ -281,7 +282,7 @@ class Forwarder:
 
 
 def _span(upstream: str, policy: Upstream, request: RelayRequest) -> AbstractContextManager[traces.Span]:
-    """Record one sending, below the request or the job that it is for."""
+    """Open the trace span of one attempt, below the span of its request or job."""
     if not traces.on():
         return traces.span("send")
     base = urlsplit(policy.base_url)
@@ -296,7 +297,7 @@ def _may_repeat(request: RelayRequest, error: UpstreamFailed) -> bool:
 
 
 async def _short_body(connection: ClientConnection) -> tuple[bytes, bool]:
-    """Read a body that is short and comes at once, or the beginning of a long one; True if it was cut or too slow."""
+    """Read a short body, or the beginning of a long one; True if it broke off or was too slow."""
     body = bytearray()
     try:
         async with asyncio.timeout(DRAIN_SECONDS):

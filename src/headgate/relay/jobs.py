@@ -1,14 +1,19 @@
-"""Looks after users whose relay is gone or who are idle: leases end, dead waiters leave their lines, keys vanish."""
+"""The jobs that workers run for the relay: the sweep of upstreams, and the sending of accepted requests.
+
+The sweep ends leases, removes the waiters of dead processes from their lines, and deletes the keys of idle users.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Final, cast
 
+from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.relay import metrics
-from headgate.relay.job_queue import Jobs
+from headgate.relay.job_queue import JobQueue
 from headgate.relay.problems import UpstreamUnknown
+from headgate.relay.relay import Relay
 from headgate.relay.upstreams import GONE_MS, Upstreams
 from headgate.store import Store, Thing, script
 
@@ -21,22 +26,22 @@ BURY = script(__package__, "bury")
 PAGE: Final = 64
 PAGES: Final = 16
 CROWD: Final = 1000
-VISIT_MS: Final = 900  # less than a step apart, so that no step finds it not quite due
+VISIT_MS: Final = 900  # less than the interval of steps, so that an upstream is due at every step
 LEASE_MS: Final = 60_000
 
 log = get_logger()
 
 
 class RelaySweep:
-    """Visits upstreams that are due; any number of workers may."""
+    """Sweeps the upstreams that are due; any number of workers may run it."""
 
-    def __init__(self, store: Store, upstreams: Upstreams, jobs: Jobs) -> None:
+    def __init__(self, store: Store, upstreams: Upstreams, jobs: JobQueue) -> None:
         self._store = store
         self._jobs = jobs
         self._upstreams = upstreams
 
     async def step(self) -> None:
-        """Visit what is due now."""
+        """Sweep the upstreams that are due now."""
         index = self._upstreams.index
         for claim in await index.claim(limit=16):
             name = claim.thing.name
@@ -46,14 +51,14 @@ class RelaySweep:
                 await index.done(claim, VISIT_MS)
 
     async def visit(self, name: str) -> bool:
-        """Look after the users of one upstream whose time has come; True if nothing of it is left."""
+        """Sweep the due users of one upstream; True if nothing of the upstream is left."""
         try:
             policy = (await self._upstreams.get(name, fresh=True)).policy
             lease_ms = policy.lease_ms
         except UpstreamUnknown:
             policy, lease_ms = None, LEASE_MS
         thing = self._upstreams.thing(name)
-        await self._bury_silent(thing, lease_ms)
+        await self._remove_dead_processes(thing, lease_ms)
         for _ in range(PAGES):
             users = cast("list[bytes]", await self._store.run(DUE, thing, PAGE))
             for user in users:
@@ -68,8 +73,8 @@ class RelaySweep:
         await self._jobs.abandon(name)
         return await self._store.run(FORGET, thing, GONE_MS) == 1
 
-    async def _bury_silent(self, thing: Thing, lease_ms: int) -> None:
-        """Take all waiters of processes that have fallen silent out of their lines."""
+    async def _remove_dead_processes(self, thing: Thing, lease_ms: int) -> None:
+        """Remove all waiters of processes that send no heartbeat any more from their lines."""
         silent = [one.decode() for one in cast("list[bytes]", await self._store.run(SILENT, thing, PAGE))]
         for process in silent:
             async for user in self._users_of(thing, process):
@@ -84,7 +89,7 @@ class RelaySweep:
             await self._store.run(SILENT, thing, PAGE, *silent)
 
     async def _users_of(self, thing: Thing, process: str) -> AsyncIterator[str]:
-        """Find the users in whose lines a process has waiters."""
+        """List the users in whose lines a process has waiters."""
         cursor = b"0"
         while True:
             reply = await self._store.read(
@@ -95,3 +100,12 @@ class RelaySweep:
                 yield field.decode().partition(" ")[2]
             if cursor == b"0":
                 return
+
+
+def jobs(relay: Relay) -> list[Job]:
+    """List the jobs of the relay: the sweep of upstreams that are due, and the sending of requests that were accepted."""
+    sweep, runner = RelaySweep(relay.store, relay.upstreams, relay.jobs), relay.runner()
+    return [
+        Job("relay sweep", sweep.step, every_seconds=1.0),
+        Job("relay jobs", runner.run, finish=runner.finish),
+    ]

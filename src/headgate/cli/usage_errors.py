@@ -1,4 +1,4 @@
-"""What is said about a command line that cannot be understood: what is missing, and how the whole would look."""
+"""Explains a command line that cannot be parsed: the missing argument, and the usage of the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 
 
 def explain(error: CycloptsError) -> str:
-    """Give one sentence; a missing argument is named as `--help` names it."""
+    """Return one sentence; a missing argument is named as in `--help`."""
     argument = error.argument
     if not isinstance(error, MissingArgumentError) or argument is None or error.target is None:
         return " ".join(str(error).split())
@@ -22,7 +22,7 @@ def explain(error: CycloptsError) -> str:
 
 
 def _words(signature: inspect.Signature) -> list[str]:
-    """Write what a command takes: all of its positions, and the flags that it cannot do without."""
+    """Write a command's usage: its positional arguments, and its required flags."""
     words = []
     for name, parameter in signature.parameters.items():
         shown = name.upper()

@@ -1,4 +1,4 @@
-"""How everything stands at one moment: what `headgate top` shows, through a gateway or beside a store."""
+"""Reads the state of all queues, services, upstreams and locks for `headgate top`, through a gateway or from a store."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headgate.kit.problems import HeadgateError
 from headgate.kit.wire import Wire
 from headgate.locks.model import LockState
 from headgate.registry.model import ServiceSummary
-from headgate.relay.model import UpstreamStatus
+from headgate.relay.wire import UpstreamStatus
 from headgate.sdk import Headgate
 from headgate.store import Store
 from headgate.waiting_room.model import ServerView
 from headgate.waiting_room.policy import QueueView
 
-# Services and upstreams are asked one by one; a list longer than this is not read from a screen anyway.
+# Services and upstreams are read one by one; a longer list does not fit on a screen anyway.
 MOST = 50
 
 Found = TypeVar("Found")
 
 
 class QueueSummary(Wire):
-    """A queue: its line, what it admits, and the seats behind it."""
+    """A queue: its line, its admission rate, and its servers with their seats."""
 
     name: str
     state: str
@@ -52,7 +52,7 @@ class ServiceCounts(Wire):
 
 
 class SystemStatus(Wire):
-    """Everything; a part that could not be read is empty and named in `troubles`."""
+    """The state of everything; a part that could not be read is empty and named in `troubles`."""
 
     at: datetime
     url: str
@@ -65,8 +65,8 @@ class SystemStatus(Wire):
     troubles: dict[str, str]
 
 
-async def read_standing(headgate: Headgate) -> SystemStatus:
-    """Ask for everything at once; raises if not even the store's health can be had."""
+async def read_system_status(headgate: Headgate) -> SystemStatus:
+    """Read all parts concurrently; raises if not even the store's health can be read."""
     troubles: dict[str, str] = {}
 
     async def part(name: str, reading: Awaitable[Sequence[Found]]) -> list[Found]:
