@@ -12,8 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from headgate.arena import allowance, server
-from headgate.arena.client import ArenaClosed, enter
+from headgate.arena import rate_limits, server
+from headgate.arena.client import enter
+from headgate.arena.problems import ArenaClosed
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
 from headgate.waiting_room import Redeemed, State
@@ -147,7 +148,7 @@ async def test_a_frame_that_is_too_large_closes_the_connection(store: Store) -> 
 async def test_who_sends_too_fast_is_told_and_who_floods_is_sent_away(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)  # nobody is allowed more because we were slow
+    monkeypatch.setattr(rate_limits, "monotonic", lambda: 1000.0)  # nobody is allowed more because we were slow
     async with open_world(store) as world, world.arena(messages_per_second=1, message_burst=3) as arena:
         ryan, muzi = await world.promoted("Ryan"), await world.promoted("Muzi")
         async with visiting(arena.url, str(ryan.ticket_id)) as loud, visiting(arena.url, str(muzi.ticket_id)) as quiet:

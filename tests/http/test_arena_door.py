@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from headgate.arena import allowance
+from headgate.arena import rate_limits
 from headgate.arena.client import enter
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
@@ -217,7 +217,7 @@ async def test_only_who_comes_in_is_counted_as_entered(store: Store) -> None:
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time in which an address could recover."""
-    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(rate_limits, "monotonic", lambda: 1000.0)
 
 
 @pytest.mark.usefixtures("still")

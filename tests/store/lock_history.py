@@ -9,7 +9,7 @@ from itertools import pairwise
 from headgate.locks import Locks
 from headgate.locks.locks import AcquireReply
 from headgate.locks.model import Grant, Want
-from headgate.locks.waiting import LockLine
+from headgate.locks.waiters import LockLine
 
 
 @dataclass

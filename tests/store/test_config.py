@@ -11,20 +11,9 @@ from typing import cast
 import pytest
 
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE, Dynamic
-from headgate.config.model import (
-    MASK,
-    ContentInvalid,
-    ContentType,
-    Draft,
-    NamespaceFull,
-    UnknownKey,
-    UnknownVersion,
-    Update,
-    Value,
-    check_key,
-    parse,
-)
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE, Dynamic
+from headgate.config.model import MASK, ContentType, Draft, Update, Value, check_key, parse
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.settings import ConfigSettings
 from headgate.config.watch import Step, follow
 from headgate.kit.problems import InvalidRequest, StoreUnavailable, TooLarge, VersionConflict

@@ -14,7 +14,7 @@ from headgate.locks import (
     LockHeld,
     Locks,
 )
-from headgate.locks.waiting import LockWaiter
+from headgate.locks.waiters import LockWaiter
 from headgate.store import Store
 from tests.store.lock_world import (
     CALM,

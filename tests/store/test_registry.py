@@ -10,19 +10,8 @@ import pytest
 
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.filters import parse_filters
-from headgate.registry.model import (
-    Check,
-    CheckKind,
-    Evicted,
-    Instance,
-    InstanceBeat,
-    OverrideChange,
-    Record,
-    Registered,
-    ServiceFull,
-    Superseded,
-    UnknownInstance,
-)
+from headgate.registry.model import Check, CheckKind, Instance, InstanceBeat, OverrideChange, Record, Registered
+from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper, Swept

@@ -9,13 +9,13 @@ import pytest
 
 from headgate.cli.processes.presence import live_settings
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft
 from headgate.kit.logs import Level
 from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
-from headgate.registry.checks import Checker
-from headgate.registry.health import Prober
+from headgate.registry.health_checks import Checker
 from headgate.registry.model import InstanceBeat, Record
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store

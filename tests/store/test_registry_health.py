@@ -16,9 +16,9 @@ import pytest
 from websockets.asyncio.server import serve as serve_websocket
 
 from headgate.registry.alerts import Alerts, AlertTarget
-from headgate.registry.checks import Checker
-from headgate.registry.health import Prober, prober_for
+from headgate.registry.health_checks import Checker
 from headgate.registry.model import Check, CheckKind, Instance, Record
+from headgate.registry.probes import Prober, prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
@@ -90,7 +90,7 @@ async def grpc_health(status: int) -> AsyncIterator[int]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever is asked without a check of its own take longer than a machine stands still."""
-    monkeypatch.setattr("headgate.registry.health.DISCOVERY_TIMEOUT", 10.0)
+    monkeypatch.setattr("headgate.registry.probes.DISCOVERY_TIMEOUT", 10.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -13,9 +13,9 @@ import pytest
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.model import Record
 from headgate.registry.registry import Registry
+from headgate.registry.service_state import Lookup
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
-from headgate.registry.views import Lookup
 from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor, watch_type
 from headgate.sdk.registry_modes import Listed, Marked, Put
 from headgate.sdk.views import View

@@ -9,21 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
+from headgate.arena.problems import ArenaClosed, NotAnArena
 from headgate.arena.protocol import Ask, BadFrame, Message, Notice, PlayerCount, Said, Say, encoded, from_server
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
-
-
-class NotAnArena(HeadgateError):
-    """An arena's address looks like ws://arena.example:8081/gameserver."""
-
-    code = "not_an_arena"
-
-
-class ArenaClosed(HeadgateError):
-    """The arena has closed the connection."""
-
-    code = "arena_closed"
 
 
 class ArenaVisit:

@@ -21,13 +21,14 @@ from websockets.protocol import CONNECTING
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from headgate.arena import door, metrics
-from headgate.arena.allowance import Allowance, Failures
-from headgate.arena.door import Draining, SeatService, TicketCheck
-from headgate.arena.hall import ChatRoom, Player
+from headgate.arena import handshake, metrics
+from headgate.arena.chat_room import ChatRoom, Player
+from headgate.arena.handshake import SeatService, TicketCheck
+from headgate.arena.problems import Draining
 from headgate.arena.protocol import FLOODED, Ask, BadFrame, Notice, PlayerCount, Said, framed, from_player, timestamp
-from headgate.arena.redeems import Redeems
+from headgate.arena.rate_limits import Allowance, Failures
 from headgate.arena.settings import ArenaSettings
+from headgate.arena.ticket_redeemer import Redeems
 from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, RateLimited
@@ -55,7 +56,7 @@ class _Connection(ServerConnection):
     def __init__(self, protocol: ServerProtocol, *arguments: Any, **options: Any) -> None:
         super().__init__(protocol, *arguments, **options)
         # `serve` makes the protocol itself, so this one method is replaced on the instance.
-        setattr(protocol, "reject", lambda status, _: door.library_refusal(int(status)))  # noqa: B010
+        setattr(protocol, "reject", lambda status, _: handshake.library_refusal(int(status)))  # noqa: B010
 
 
 class Arena:
@@ -65,8 +66,8 @@ class Arena:
         self.hall = ChatRoom(settings.backlog_bytes)
         self.closing = False
         self._settings = settings
-        self._proxies = door.networks(settings.trusted_proxies)
-        self._origins = door.AllowedOrigins(settings.origins, settings.address)
+        self._proxies = handshake.networks(settings.trusted_proxies)
+        self._origins = handshake.AllowedOrigins(settings.origins, settings.address)
         self._failures = Failures(settings.handshake_failures)
         self._seats: SeatService | None = None
         self._check: TicketCheck | None = None
@@ -140,7 +141,7 @@ class Arena:
         """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
         outcome = "failed"
         try:
-            with traces.request_span("GET", door.PATH, caller=_trace_of(request)) as span:
+            with traces.request_span("GET", handshake.PATH, caller=_trace_of(request)) as span:
                 answer = await self._admit(connection, request)
                 span.answer(answer.status_code)
             outcome = "entered" if answer.status_code == 101 else "not_a_handshake"
@@ -149,17 +150,17 @@ class Arena:
             outcome = error.code
             if error.status not in (429, 503):
                 self._failures.add(self._client(connection, request))
-            return door.refusal(error)
+            return handshake.refusal(error)
         finally:
             metrics.HANDSHAKES.labels(outcome).inc()
 
     async def _admit(self, connection: ServerConnection, request: Request) -> Response:
-        if not door.is_game(request):
-            raise NotFound(f"The game is at {door.PATH}.")
+        if not handshake.is_game(request):
+            raise NotFound(f"The game is at {handshake.PATH}.")
         self._origins.check(request)
-        ticket = door.shown_ticket(request)
+        ticket = handshake.shown_ticket(request)
         # A signed ticket is checked without the store, so whoever holds a good one is not slowed down by others who guess.
-        if not door.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
+        if not handshake.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
             raise RateLimited("Too many refused tickets from this address; wait a little.", retry_after=1)
         accepted = connection.protocol.accept(request)
         if accepted.status_code != 101:
@@ -176,7 +177,7 @@ class Arena:
             self._look_if_empty()
 
     async def _enter(self, connection: ServerConnection, ticket: str, redeems: Redeems, check: TicketCheck) -> None:
-        redeemed = await redeems.redeem(await door.ticket_id(ticket, check))
+        redeemed = await redeems.redeem(await handshake.ticket_id(ticket, check))
         if self.closing:
             # Whoever drains has not seen this player: there would be nobody to send them away.
             await self._end(redeemed.session_id, Reason.DROPPED)
@@ -274,7 +275,7 @@ class Arena:
         self._tasks.create_task(player.connection.close(CloseCode.NORMAL_CLOSURE, "idle"))
 
     def _client(self, connection: ServerConnection, request: Request) -> str:
-        return door.client(connection.remote_address[0], request, self._proxies)
+        return handshake.client(connection.remote_address[0], request, self._proxies)
 
 
 def _trace_of(request: Request) -> dict[str, str]:
@@ -285,6 +286,6 @@ def _trace_of(request: Request) -> dict[str, str]:
 
 def _chosen(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
     """Answer a browser that hid the ticket among its subprotocols with the one that is no secret, if it named it."""
-    if door.SUBPROTOCOL in offered:
-        return Subprotocol(door.SUBPROTOCOL)
+    if handshake.SUBPROTOCOL in offered:
+        return Subprotocol(handshake.SUBPROTOCOL)
     return offered[0] if offered else None

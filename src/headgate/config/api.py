@@ -3,122 +3,38 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.config.config import Config, content_type_of, value_of
-from headgate.config.dynamic import Definition, definitions_of
-from headgate.config.model import (
-    ANY_VERSION,
-    VERBS,
-    ContentInvalid,
-    Draft,
-    NamespaceFull,
-    Published,
-    UnknownKey,
-    UnknownVersion,
-    Value,
-    check_key,
-)
+from headgate.config.live_settings import definitions_of
+from headgate.config.model import ANY_VERSION, VERBS, Draft, Published, Value, check_key
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.watch import events
+from headgate.config.wire import (
+    ConfigBatchAnswer,
+    ConfigBatchRequest,
+    ConfigWatchQuery,
+    DeleteQuery,
+    GetQuery,
+    PublishRequest,
+    RollbackRequest,
+    Values,
+    Versions,
+    VersionsQuery,
+)
 from headgate.http.conditional import expected_version, holds
 from headgate.http.paging import PageQuery, page_of
 from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.problems import Forbidden, NotFound, TooLarge, VersionConflict
-from headgate.kit.wire import Wire
 
 TAG: Final = "config"
 MOST_BODY: Final = 1_310_720
 MOST_BATCH_BODY: Final = 8_388_608
 KEPT: Final = 1024
 MOST_KEPT: Final = 16_384
-
-
-class PublishRequest(Wire, frozen=True):
-    """A new version of a key."""
-
-    content: str
-    content_type: str | None = None
-    reason: str = ""
-    secret: bool | None = None
-
-
-class BatchItem(Wire, frozen=True):
-    """One key of a batch; without content it is deleted. `version` is the one it replaces (0: there must be none)."""
-
-    key: str
-    content: str | None = None
-    content_type: str | None = None
-    secret: bool | None = None
-    version: Annotated[int, Meta(ge=0)] | None = None
-
-
-class ConfigBatchRequest(Wire, frozen=True):
-    """Several keys at once, all or none."""
-
-    values: list[BatchItem]
-    reason: str = ""
-
-
-class ConfigBatchAnswer(Wire, frozen=True):
-    """The versions made, all at one revision."""
-
-    versions: dict[str, int]
-    revision: int
-
-
-class RollbackRequest(Wire, frozen=True):
-    """The version to go back to."""
-
-    version: Annotated[int, Meta(ge=1)]
-    reason: str = ""
-
-
-class Versions(Wire, frozen=True):
-    """A key's history, newest first."""
-
-    versions: list[Value]
-
-
-class Values(Wire, frozen=True):
-    """All values of a namespace, and for a namespace of Headgate's own what may be set there."""
-
-    values: list[Value]
-    revision: int
-    epoch: str
-    definitions: list[Definition] = []
-    next_page: str | None = None
-
-
-class GetQuery(Wire, frozen=True):
-    """For a history: only versions before this one, and at most so many."""
-
-    before: Annotated[int, Meta(ge=0)] = 0
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    version: Annotated[int, Meta(ge=1)] | None = None
-
-
-class VersionsQuery(Wire, frozen=True):
-    """Only versions before this one, and at most so many."""
-
-    before: Annotated[int, Meta(ge=0)] = 0
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-
-
-class DeleteQuery(Wire, frozen=True):
-    """Why."""
-
-    reason: str = ""
-
-
-class ConfigWatchQuery(Wire, frozen=True):
-    """From where on, and which keys only."""
-
-    revision: Annotated[int, Meta(ge=0)] | None = None
-    key: list[str] = []
 
 
 def operations(config: Config) -> list[Operation]:

@@ -13,19 +13,16 @@ import msgspec
 from headgate.config import metrics
 from headgate.config.model import (
     ConfigEntry,
-    ContentInvalid,
     ContentType,
     Draft,
-    NamespaceFull,
     Published,
-    UnknownKey,
-    UnknownVersion,
     Update,
     Value,
     check_key,
     check_new_key,
     parse,
 )
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.settings import ConfigSettings
 from headgate.kit.ids import display_text, new_ulid, thing_name
 from headgate.kit.logs import get_logger

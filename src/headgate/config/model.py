@@ -13,38 +13,15 @@ from typing import Any, Final
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
+from headgate.config.problems import ContentInvalid
 from headgate.kit.ids import config_key
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import InvalidRequest
 
 # Words behind a key in our routes.
 VERBS: Final = frozenset({"watch", "history", "rollback"})
 # What no new key begins or ends with; keys that are older than this rule can be read and deleted.
 RESERVED: Final = VERBS | {"gray", "schemas"}
 MASK: Final = "••••••"
-
-
-class UnknownKey(HeadgateError):
-    """There is no such key."""
-
-    code, status = "unknown_key", 404
-
-
-class UnknownVersion(HeadgateError):
-    """This version is not kept, or never was."""
-
-    code, status = "unknown_version", 404
-
-
-class NamespaceFull(HeadgateError):
-    """This namespace has as many keys, or as much in them, as it may have."""
-
-    code, status = "namespace_full", 429
-
-
-class ContentInvalid(HeadgateError):
-    """The content is not well-formed."""
-
-    code, status = "content_invalid", 422
 
 
 class ContentType(StrEnum):

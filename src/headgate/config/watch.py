@@ -12,25 +12,10 @@ import msgspec
 from headgate.config import metrics
 from headgate.config.config import Config, read_update
 from headgate.config.model import Update, Value
+from headgate.config.wire import ConfigBookmark, Told
 from headgate.http.routes import event
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Notices, Reset, Snapshot
-
-
-class ConfigBookmark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A position: of a bookmark, of a compaction, or of a new epoch."""
-
-    revision: int
-    epoch: str | None = None
-
-
-class Told(msgspec.Struct, frozen=True, rename="camel"):
-    """A key's new version, or its end."""
-
-    revision: int
-    key: str
-    version: int
-    value: Value | None = None
 
 
 class _Keyed(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ from contextlib import aclosing
 
 import msgspec
 
+from headgate.locks.lock_source import Lock, LockSource
 from headgate.locks.model import LockState, election_name
-from headgate.locks.source import Lock, LockSource
 
 
 class Leader(msgspec.Struct, frozen=True):

@@ -14,21 +14,12 @@ from typing import Final, NamedTuple, cast
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.locks.guard import FencedValue, Fences
-from headgate.locks.model import (
-    Grant,
-    LockEvent,
-    LockHeld,
-    LockState,
-    NotHolder,
-    NotReplicated,
-    Want,
-    checked_holder,
-    read_state,
-)
+from headgate.locks.fences import FencedValue, Fences
+from headgate.locks.lock_source import LockSource
+from headgate.locks.model import Grant, LockEvent, LockState, Want, checked_holder, read_state
+from headgate.locks.problems import LockHeld, NotHolder, NotReplicated
 from headgate.locks.settings import LockSettings
-from headgate.locks.source import LockSource
-from headgate.locks.waiting import LockLine, LockWaiter
+from headgate.locks.waiters import LockLine, LockWaiter
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Arg, Reply

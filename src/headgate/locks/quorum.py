@@ -20,9 +20,10 @@ import msgspec
 
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks import metrics
-from headgate.locks.model import Grant, LockHeld, LockState, NotHolder, QuorumLost, Want
-from headgate.locks.source import LockSource
-from headgate.locks.voter import Vote, Voter
+from headgate.locks.lock_source import LockSource
+from headgate.locks.model import Grant, LockState, Want
+from headgate.locks.problems import LockHeld, NotHolder, QuorumLost
+from headgate.locks.quorum_voter import Vote, Voter
 from headgate.locks.watch import Listener, watch_lock
 
 OPEN_SECONDS: Final = 5.0

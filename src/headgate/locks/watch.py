@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from headgate.kit.problems import Closed, StoreUnavailable
-from headgate.locks.model import LockState, QuorumLost
+from headgate.locks.model import LockState
+from headgate.locks.problems import QuorumLost
 
 IDLE_SECONDS: Final = 30.0
 AWAY_SECONDS: Final = 0.5

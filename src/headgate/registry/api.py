@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.http.conditional import holds
 from headgate.http.paging import PageQuery, batches, page_of
@@ -15,141 +14,43 @@ from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
-from headgate.kit.wire import Wire
 from headgate.registry.filters import Filter, parse_filters
-from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Evicted,
     Instance,
     InstanceBeat,
-    Json,
     Listing,
     OverrideChange,
     Record,
     Registered,
-    ServiceFull,
-    ServiceSummary,
-    Superseded,
-    UnknownInstance,
 )
-from headgate.registry.prometheus import TargetGroup, exposition, target_groups
+from headgate.registry.probes import Prober
+from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
+from headgate.registry.prometheus import exposition, target_groups
 from headgate.registry.registry import GROUPS_AT_ONCE, Registry
-from headgate.registry.views import Lookup
+from headgate.registry.service_state import Lookup
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
+from headgate.registry.wire import (
+    BatchAnswer,
+    BatchRequest,
+    DiscoverQuery,
+    EvictRequest,
+    Heartbeat,
+    ProtectionRequest,
+    RegisterQuery,
+    RemoveInstanceQuery,
+    Renewed,
+    ServicePath,
+    ServiceQuery,
+    Services,
+    ServiceWatchQuery,
+    TargetGroup,
+)
 from headgate.store import Thing
 
 TAG: Final = "registry"
 MOST_BODY: Final = 131_072
 MOST_BATCH_BODY: Final = 4_194_304
-MOST_BEATS: Final = 1000
 BEFORE_NAMES: Final = "!"  # sorts before every sign that a name can have
-
-Nonce = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{8,64}\Z")]
-
-
-class Heartbeat(Wire, frozen=True):
-    """A heartbeat; what is present says how much it renews."""
-
-    type: str | None = None
-    group: str | None = None
-    metrics: Json | None = None
-    performance: Json | None = None
-    metadata: Json | None = None
-    healthy: bool | None = None
-    registration: int | None = None
-    record: Record | None = None
-
-
-class BatchHeartbeat(Heartbeat, frozen=True, kw_only=True):
-    """One heartbeat among many."""
-
-    instance_id: str
-
-
-class BatchRequest(Wire, frozen=True):
-    """Many heartbeats at once."""
-
-    heartbeats: Annotated[list[BatchHeartbeat], Meta(max_length=MOST_BEATS)]
-
-
-class BatchAnswer(Wire, frozen=True):
-    """How many were renewed, and which were not."""
-
-    renewed: int
-    unknown: list[str]
-    superseded: list[str] = []
-
-
-class Renewed(Wire, frozen=True):
-    """The answer to a heartbeat."""
-
-    instance_id: str
-    registration: int
-
-
-class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
-    """What to look for."""
-
-    type: str
-    group: str | None = None
-    healthy: bool | None = None
-    check: bool = False
-    filter: list[str] = []
-
-
-class ServicePath(Wire, frozen=True):
-    """Where an instance is; what is left out is looked up by its id."""
-
-    type: str | None = None
-    group: str | None = None
-    registration: int | None = None
-
-
-class RegisterQuery(Wire, frozen=True):
-    """What makes a registration the same when it is repeated, and the number of one that comes back."""
-
-    nonce: Nonce | None = None
-    registration: int | None = None
-
-
-class RemoveInstanceQuery(ServicePath, frozen=True):
-    """Which instance, and the nonce of a registration whose answer was lost."""
-
-    nonce: Nonce | None = None
-
-
-class ServiceWatchQuery(Wire, frozen=True):
-    """What to watch, and from where on."""
-
-    type: str
-    group: str | None = None
-    revision: str | None = None
-
-
-class ServiceQuery(Wire, frozen=True):
-    """One service."""
-
-    type: str
-    group: str
-
-
-class EvictRequest(Wire, frozen=True):
-    """For how long the instance may not come back."""
-
-    for_seconds: Annotated[float, Meta(gt=0, le=31_536_000)]
-
-
-class ProtectionRequest(Wire, frozen=True):
-    """auto, or off."""
-
-    protection: Annotated[str, Meta(pattern=r"^(auto|off)\Z")]
-
-
-class Services(Wire, frozen=True):
-    """All services of a namespace."""
-
-    services: list[ServiceSummary]
-    next_page: str | None = None
 
 
 def operations(registry: Registry, prober: Prober) -> list[Operation]:

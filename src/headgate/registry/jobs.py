@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headgate.kit.life import Job
 from headgate.registry.alerts import Alerts, alert_job
-from headgate.registry.checks import Checker, check_job
-from headgate.registry.health import Prober
+from headgate.registry.health_checks import Checker, check_job
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper, sweep_job
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from headgate.kit.ids import display_text, member_id, new_ulid, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import InvalidRequest
 from headgate.kit.validation import explain
 from headgate.kit.wire import Wire
 
@@ -28,30 +28,6 @@ SHORTEST_TTL: Final = 1.0
 LONGEST_TTL: Final = 86_400.0
 Json = dict[str, Any]
 W = TypeVar("W", bound=Wire)
-
-
-class UnknownInstance(HeadgateError):
-    """This instance is not registered; register it again."""
-
-    code, status = "unknown_instance", 404
-
-
-class Superseded(HeadgateError):
-    """Another process has registered under this id since; this one must not speak for it any more."""
-
-    code, status = "superseded", 409
-
-
-class Evicted(HeadgateError):
-    """An operator has evicted this instance; it may not register until the time given has passed."""
-
-    code, status = "evicted", 409
-
-
-class ServiceFull(HeadgateError):
-    """This service has as many instances as it may have."""
-
-    code, status = "service_full", 429
 
 
 class CheckKind(StrEnum):

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
-import msgspec
-
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
+from headgate.registry.wire import TargetGroup
 
 MOST_LINES: Final = 20_000
 NAME: Final = "headgate_instance_performance"
 _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-class TargetGroup(msgspec.Struct, frozen=True):
-    """What Prometheus calls a target group."""
-
-    targets: list[str]
-    labels: dict[str, str]
 
 
 async def exposition(registry: Registry, namespace: str) -> str:

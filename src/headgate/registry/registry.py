@@ -14,10 +14,8 @@ from headgate.http.paging import batches
 from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreFull
 from headgate.registry import metrics
-from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter
-from headgate.registry.journal import Journals
-from headgate.registry.looks import Lookups
+from headgate.registry.locations import Directory, RecentGroups, groups_of
 from headgate.registry.model import (
     Instance,
     InstanceBeat,
@@ -27,12 +25,14 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
-    UnknownInstance,
     check_json,
     new_nonce,
-)  # fmt: skip
+)
+from headgate.registry.problems import UnknownInstance
+from headgate.registry.service_reader import Lookups
+from headgate.registry.service_state import Lookup, kept, read_view
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import Lookup, kept, read_view
+from headgate.registry.type_journal import Journals
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.watch.feed import Feed, Snapshot

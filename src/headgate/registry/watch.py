@@ -17,7 +17,8 @@ from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
-from headgate.registry.views import Lookup, read_put, read_removal
+from headgate.registry.service_state import Lookup, read_put, read_removal
+from headgate.registry.wire import InstancePut, InstanceRemoved, RegistryBookmark
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Reset, Snapshot
 
@@ -41,30 +42,6 @@ class InstancesFound(msgspec.Struct, frozen=True):
     group: str
     notice: Notice[Instance]
     cursor: Cursor | None = None
-
-
-class InstancePut(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance is new, or changed."""
-
-    revision: int
-    instance: Instance
-
-
-class InstanceRemoved(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance has gone, and why: removed, expired, evicted or unhealthy."""
-
-    revision: int
-    instance_id: str
-    group: str
-    reason: str
-
-
-class RegistryBookmark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A position: of a bookmark, of a compaction, or of a new epoch."""
-
-    revision: int
-    epoch: str | None = None
-    group: str | None = None
 
 
 def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:

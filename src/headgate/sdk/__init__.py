@@ -5,17 +5,8 @@ from typing import TYPE_CHECKING
 from headgate.kit.lazily import offered_by
 
 if TYPE_CHECKING:
-    from headgate.config.model import (
-        ContentInvalid,
-        ContentType,
-        Draft,
-        NamespaceFull,
-        Published,
-        UnknownKey,
-        UnknownVersion,
-        Update,
-        Value,
-    )
+    from headgate.config.model import ContentType, Draft, Published, Update, Value
+    from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
     from headgate.kit.problems import (
         Closed,
         DeadlineExceeded,
@@ -52,23 +43,20 @@ if TYPE_CHECKING:
         QuorumHealth,
         QuorumLost,
     )
-    from headgate.registry.api import BatchAnswer
     from headgate.registry.model import (
         Change,
         Check,
         CheckKind,
-        Evicted,
         Instance,
         Override,
         OverrideChange,
         Protection,
         Record,
         Registered,
-        ServiceFull,
         ServiceSummary,
-        Superseded,
-        UnknownInstance,
     )
+    from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
+    from headgate.registry.wire import BatchAnswer
     from headgate.relay.model import (
         Counter,
         JobState,

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.config.api import ConfigBatchAnswer, Values, Versions
 from headgate.config.config import Config as StoreConfig
 from headgate.config.config import NamespaceState
 from headgate.config.model import Draft, Published, Update, Value, check_key
-from headgate.config.watch import Told, follow
+from headgate.config.watch import follow
+from headgate.config.wire import ConfigBatchAnswer, Told, Values, Versions
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import from_document
 from headgate.sdk.http import Http

@@ -14,7 +14,9 @@ from headgate.kit.aside import ended
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
 from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
-from headgate.locks.api import (
+from headgate.locks.fences import checked_value
+from headgate.locks.model import Grant, Want
+from headgate.locks.wire import (
     LONGEST_WAIT,
     Acquired,
     AcquireRequest,
@@ -25,8 +27,6 @@ from headgate.locks.api import (
     LockHistory,
     LockList,
 )
-from headgate.locks.guard import checked_value
-from headgate.locks.model import Grant, Want
 from headgate.sdk.http import Http
 from headgate.store import Store
 

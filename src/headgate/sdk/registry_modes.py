@@ -11,19 +11,8 @@ import msgspec
 
 from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, from_document
-from headgate.registry.api import (
-    BatchAnswer,
-    BatchHeartbeat,
-    BatchRequest,
-    EvictRequest,
-    Heartbeat,
-    Renewed,
-    Services,
-)
 from headgate.registry.filters import parse_filters
-from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Evicted,
     Instance,
     InstanceBeat,
     Listing,
@@ -31,13 +20,14 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
-    Superseded,
-    UnknownInstance,
     as_sent,
 )
+from headgate.registry.probes import Prober
+from headgate.registry.problems import Evicted, Superseded, UnknownInstance
 from headgate.registry.registry import Registry as StoreRegistry
-from headgate.registry.views import read_put, read_removal
+from headgate.registry.service_state import read_put, read_removal
 from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor
+from headgate.registry.wire import BatchAnswer, BatchHeartbeat, BatchRequest, EvictRequest, Heartbeat, Renewed, Services
 from headgate.sdk.http import Event, Http
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Reset, Snapshot
 

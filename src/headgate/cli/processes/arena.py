@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.arena.door import TicketCheck
+from headgate.arena.handshake import TicketCheck
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
 from headgate.cli.flags import Host, Leash, OpsPort, StoreUrl
@@ -21,8 +21,8 @@ from headgate.cli.processes.process import begin, listen_operations, store_troub
 from headgate.cli.settings import ClientSettings, read_settings
 from headgate.cli.target import check_url
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS
-from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
+from headgate.config.live_settings import DEFINITIONS
+from headgate.config.live_settings import NAMESPACE as LIVE_SETTINGS
 from headgate.config.settings import ConfigSettings
 from headgate.gateway.settings import GatewaySettings
 from headgate.http.operations import Ready

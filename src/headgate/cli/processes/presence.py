@@ -13,16 +13,16 @@ import msgspec
 
 from headgate import __version__
 from headgate.config.config import Config
-from headgate.config.dynamic import NAMESPACE, Apply, Dynamic, EdgeLimits, LogLevel
-from headgate.config.dynamic import LiveAlertTarget as LiveTarget
+from headgate.config.live_settings import NAMESPACE, Apply, Dynamic, EdgeLimits, LogLevel
+from headgate.config.live_settings import LiveAlertTarget as LiveTarget
 from headgate.config.watch import follow
 from headgate.kit import logs
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import Level, get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.alerts import Alerts, AlertTarget
-from headgate.registry.health import Prober
 from headgate.registry.model import Instance, Record
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
 from headgate.sdk.registry import Registry as Client
 from headgate.sdk.registry_modes import StoreRegistryBackend

@@ -19,7 +19,7 @@ from headgate.gateway.settings import GatewaySettings
 from headgate.kit import logs, traces
 from headgate.kit.life import run_jobs
 from headgate.kit.settings import Configuration
-from headgate.registry.health import prober_for
+from headgate.registry.probes import prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.api import operations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headgate.arena.door import SeatService
+from headgate.arena.handshake import SeatService
 from headgate.kit.ids import new_uuid
 from headgate.kit.problems import StoreUnavailable
 from headgate.waiting_room.model import Redeemed

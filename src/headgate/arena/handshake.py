@@ -12,6 +12,7 @@ import msgspec
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
 
+from headgate.arena.problems import Draining, OriginRefused, TargetTooLong, TicketMissing, UpgradeRequired
 from headgate.http.origins import ANY, origin_of, read_origins
 from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, HeadTooLarge, InvalidRequest, Malformed, MethodNotAllowed
@@ -22,36 +23,6 @@ from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketU
 PATH = "/gameserver"
 SUBPROTOCOL = "headgate"
 _PAGE_SCHEMES = {"ws": "http", "wss": "https"}
-
-
-class TicketMissing(HeadgateError):
-    """Show a ticket: in ?ticketId=, in Authorization, or in Sec-WebSocket-Protocol."""
-
-    code, status = "ticket_missing", 401
-
-
-class OriginRefused(HeadgateError):
-    """Pages of this site may not enter here."""
-
-    code, status = "origin_refused", 403
-
-
-class Draining(HeadgateError):
-    """This server is closing; your ticket was not used and you will be given another server."""
-
-    code, status = "draining", 503
-
-
-class UpgradeRequired(HeadgateError):
-    """The game is a WebSocket; a browser or a program that asks for a page finds none here."""
-
-    code, status = "upgrade_required", 426
-
-
-class TargetTooLong(HeadgateError):
-    """The request's address is longer than 8 kB."""
-
-    code, status = "target_too_long", 414
 
 
 class SeatService(Protocol):

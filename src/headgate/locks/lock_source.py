@@ -16,8 +16,9 @@ from headgate.kit.aside import Aside
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
-from headgate.locks.held import Held
-from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockNames, LockState, Want
+from headgate.locks.held_lock import Held
+from headgate.locks.model import Grant, LockNames, LockState, Want
+from headgate.locks.problems import AlreadyHeld, LockHeld
 
 CLOSE_SECONDS: Final = 3.0
 

@@ -24,7 +24,7 @@ from headgate.kit.ids import thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
-from headgate.registry.views import Lookup
+from headgate.registry.service_state import Lookup
 from headgate.store import Thing, script
 from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
 from headgate.store.watch.reader import PAGE

@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import OPEN
 
 from headgate.arena import metrics
-from headgate.arena.allowance import Allowance
+from headgate.arena.rate_limits import Allowance
 from headgate.waiting_room.model import Reason
 
 MOST_REST: Final = 0.25

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.config.model import Update, Value
+from headgate.config.wire import Definition
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.store.watch.feed import Reset, Snapshot
@@ -78,14 +79,6 @@ DEFINITIONS: Final[Mapping[str, type[Any]]] = {
     "edge/limits": EdgeLimits,
     "alerts/target": LiveAlertTarget,
 }
-
-
-class Definition(msgspec.Struct, frozen=True, rename="camel"):
-    """One setting that may be changed live: what it means, and what holds while nothing is published."""
-
-    key: str
-    text: str
-    default: str
 
 
 def definitions_of(kinds: Mapping[str, type[Any]] | None) -> list[Definition]:

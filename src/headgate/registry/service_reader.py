@@ -8,8 +8,8 @@ from typing import Final
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.registry.filters import Filter
+from headgate.registry.service_state import NOTHING, KnownLookup, Lookup, read_look
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import NOTHING, KnownLookup, Lookup, read_look
 from headgate.store import Arg, Store, Thing, script
 
 DISCOVER = script(__package__, "discover")

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks import metrics
-from headgate.locks.model import Grant, LockLost, NotHolder, QuorumLost
+from headgate.locks.model import Grant
+from headgate.locks.problems import LockLost, NotHolder, QuorumLost
 
 DRIFT: Final = 0.01
 MARGIN: Final = 0.1

@@ -24,6 +24,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry import metrics
 from headgate.registry.model import Check, CheckKind, Instance
+from headgate.registry.problems import ProbeForbidden
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store
 
@@ -36,12 +37,6 @@ _KINDS: Final = {
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 log = get_logger()
-
-
-class ProbeForbidden(HeadgateError):
-    """Health checks may not reach this address; see registry.probe_networks."""
-
-    code, status = "probe_forbidden", 422
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry.alerts import Alerts
-from headgate.registry.health import Prober
 from headgate.registry.model import Check, Instance
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
-from headgate.registry.views import StoredInstance
+from headgate.registry.service_state import StoredInstance
 from headgate.store import Arg, Claim, Thing, script
 
 CLAIM = script(__package__, "check_claim")
