@@ -36,7 +36,7 @@ class Player:
         self.reason: Reason | None = None
         self.why: str | None = None
 
-    def blame(self, why: str, reason: Reason) -> None:
+    def set_cause(self, why: str, reason: Reason) -> None:
         """Note why we end this connection; the first cause counts."""
         if self.why is None:
             self.why, self.reason = why, reason
@@ -59,7 +59,7 @@ class ChatRoom:
         """Send a frame to everybody but its sender, soon."""
         self._add(_PostedMessage(frame, sender, None))
 
-    def tell(self, player: Player, frame: bytes) -> None:
+    def send(self, player: Player, frame: bytes) -> None:
         """Send a frame to one player, after what was posted before it."""
         if self._posted:
             self._add(_PostedMessage(frame, None, player))
@@ -104,7 +104,7 @@ class ChatRoom:
             return 0
         transport = connection.transport
         if transport.get_write_buffer_size() > self._backlog_bytes:
-            player.blame("slow", Reason.DROPPED)
+            player.set_cause("slow", Reason.DROPPED)
             transport.abort()
             return 0
         # Unmasked frames are the same for everybody. They go between the library's own writes, which are whole frames too.

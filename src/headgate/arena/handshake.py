@@ -47,7 +47,7 @@ class TicketCheck(Protocol):
         """Give the bare id of a signed ticket; raises TicketInvalid or TicketExpired."""
 
 
-def shown_ticket(request: Request) -> str:
+def ticket_of(request: Request) -> str:
     """Find the ticket in a handshake, bare or signed; raises TicketMissing."""
     query = parse_qs(_address(request).query)
     for name in ("ticketId", "ticket"):
@@ -108,7 +108,7 @@ def networks(texts: Sequence[str]) -> list[IPv4Network | IPv6Network]:
         raise SettingInvalid(f"arena.trusted_proxies: {error}.") from error
 
 
-def client(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
+def client_address(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
     """Give the client's address: the peer's, or whom a trusted proxy saw last."""
     if not any(ip_address(peer) in network for network in proxies):
         return peer
@@ -116,7 +116,7 @@ def client(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Netw
     return seen or peer
 
 
-def is_game(request: Request) -> bool:
+def is_game_path(request: Request) -> bool:
     """Say whether a request is for the game at all."""
     return _address(request).path == PATH
 

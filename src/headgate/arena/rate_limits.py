@@ -31,7 +31,7 @@ class Allowance:
         return min(self._most, self._left + (monotonic() - self._at) * self._per_second)
 
 
-class Failures:
+class HandshakeFailures:
     """Refused handshakes by client address, in bounded memory; each address earns one back every second."""
 
     def __init__(self, burst: int) -> None:

@@ -26,9 +26,9 @@ from headgate.arena.chat_room import ChatRoom, Player
 from headgate.arena.handshake import SeatService, TicketCheck
 from headgate.arena.problems import Draining
 from headgate.arena.protocol import FLOODED, Ask, BadFrame, Notice, PlayerCount, Said, framed, from_player, timestamp
-from headgate.arena.rate_limits import Allowance, Failures
+from headgate.arena.rate_limits import Allowance, HandshakeFailures
 from headgate.arena.settings import ArenaSettings
-from headgate.arena.ticket_redeemer import Redeems
+from headgate.arena.ticket_redeemer import TicketRedeemer
 from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, RateLimited
@@ -63,15 +63,15 @@ class Arena:
     """One game server; `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
 
     def __init__(self, settings: ArenaSettings) -> None:
-        self.hall = ChatRoom(settings.backlog_bytes)
+        self.room = ChatRoom(settings.backlog_bytes)
         self.closing = False
         self._settings = settings
         self._proxies = handshake.networks(settings.trusted_proxies)
         self._origins = handshake.AllowedOrigins(settings.origins, settings.address)
-        self._failures = Failures(settings.handshake_failures)
+        self._failures = HandshakeFailures(settings.handshake_failures)
         self._seats: SeatService | None = None
         self._check: TicketCheck | None = None
-        self._redeems: Redeems | None = None
+        self._redeemer: TicketRedeemer | None = None
         self._admitted: dict[ServerConnection, Player] = {}
         self._entering = 0
         self._empty = asyncio.Event()
@@ -113,7 +113,7 @@ class Arena:
 
     def offer(self, seats: SeatService, check: TicketCheck) -> None:
         """Say which seats players come to, and how their signed tickets are checked."""
-        self._seats, self._check, self._redeems = seats, check, Redeems(seats)
+        self._seats, self._check, self._redeemer = seats, check, TicketRedeemer(seats)
 
     async def drain(self) -> None:
         """Take nobody new, tell the players, give them time, and send away whoever is still there."""
@@ -123,17 +123,17 @@ class Arena:
                 await self._seats.drain()
             except HeadgateError as error:
                 log.warning("drain could not be told; the lease ends by itself", error=error.detail)
-        if self.hall.players:
+        if self.room.players:
             seconds = self._settings.drain_seconds
             when = f"in {seconds:.0f} second{'s' if round(seconds) > 1 else ''}" if seconds >= 1 else "now"
             words = f"This server closes {when}; enter again and you will be given another."
-            self.hall.post(framed(Notice(timestamp(), words)))
+            self.room.post(framed(Notice(timestamp(), words)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._empty.wait()
         leaving = list(self._admitted.values())
         for player in leaving:
-            player.blame("drained", Reason.DROPPED)
+            player.set_cause("drained", Reason.DROPPED)
         await asyncio.gather(*(player.connection.close(CloseCode.GOING_AWAY, "draining") for player in leaving))
         await self._empty.wait()
 
@@ -155,29 +155,31 @@ class Arena:
             metrics.HANDSHAKES.labels(outcome).inc()
 
     async def _admit(self, connection: ServerConnection, request: Request) -> Response:
-        if not handshake.is_game(request):
+        if not handshake.is_game_path(request):
             raise NotFound(f"The game is at {handshake.PATH}.")
         self._origins.check(request)
-        ticket = handshake.shown_ticket(request)
+        ticket = handshake.ticket_of(request)
         # A signed ticket is checked without the store, so whoever holds a good one is not slowed down by others who guess.
         if not handshake.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
             raise RateLimited("Too many refused tickets from this address; wait a little.", retry_after=1)
         accepted = connection.protocol.accept(request)
         if accepted.status_code != 101:
             return accepted
-        if self.closing or self._redeems is None or self._check is None:
+        if self.closing or self._redeemer is None or self._check is None:
             raise Draining(retry_after=1)
         self._entering += 1
         self._empty.clear()
         try:
-            await self._enter(connection, ticket, self._redeems, self._check)
+            await self._enter(connection, ticket, self._redeemer, self._check)
             return accepted
         finally:
             self._entering -= 1
-            self._look_if_empty()
+            self._set_if_empty()
 
-    async def _enter(self, connection: ServerConnection, ticket: str, redeems: Redeems, check: TicketCheck) -> None:
-        redeemed = await redeems.redeem(await handshake.ticket_id(ticket, check))
+    async def _enter(
+        self, connection: ServerConnection, ticket: str, redeemer: TicketRedeemer, check: TicketCheck
+    ) -> None:
+        redeemed = await redeemer.redeem(await handshake.ticket_id(ticket, check))
         if self.closing:
             # Whoever drains has not seen this player: there would be nobody to send them away.
             await self._end(redeemed.session_id, Reason.DROPPED)
@@ -197,13 +199,13 @@ class Arena:
         """Wait for a connection to end, however it ends, and then end its session."""
         connection = player.connection
         await connection.wait_closed()
-        if self.hall.players.pop(player.session_id, None) is not None:
-            metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
-            self.hall.post(framed(Notice(timestamp(), f"{player.nickname} left.")))
+        if self.room.players.pop(player.session_id, None) is not None:
+            metrics.PLAYERS.labels(self._settings.queue).set(len(self.room))
+            self.room.post(framed(Notice(timestamp(), f"{player.nickname} left.")))
         closed = connection.protocol.close_rcvd
         if closed is not None and closed.code in _LEFT:
-            player.blame("left", Reason.LEFT)
-        player.blame("lost", Reason.DROPPED)
+            player.set_cause("left", Reason.LEFT)
+        player.set_cause("lost", Reason.DROPPED)
         assert player.why is not None
         assert player.reason is not None
         metrics.CLOSED.labels(player.why).inc()
@@ -212,7 +214,7 @@ class Arena:
             await self._end(player.session_id, player.reason)
         finally:
             del self._admitted[connection]
-            self._look_if_empty()
+            self._set_if_empty()
 
     async def _end(self, session_id: str, reason: Reason) -> None:
         assert self._seats is not None
@@ -221,28 +223,28 @@ class Arena:
         except HeadgateError as error:
             log.warning("session's end could not be told; the next report tells it", error=error.detail)
 
-    def _look_if_empty(self) -> None:
+    def _set_if_empty(self) -> None:
         if not self._admitted and not self._entering:
             self._empty.set()
 
     async def _play(self, connection: ServerConnection) -> None:
         """Read what a player sends, for as long as the connection lasts."""
         player = self._admitted[connection]
-        self.hall.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
-        self.hall.players[player.session_id] = player
-        metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
+        self.room.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
+        self.room.players[player.session_id] = player
+        metrics.PLAYERS.labels(self._settings.queue).set(len(self.room))
         with suppress(ConnectionClosed):
             async for frame in connection:
-                self._take(player, frame)
+                self._receive(player, frame)
                 if player.why == "flood":  # whatever else is wrong with it, somebody else closes it
                     await connection.close(CloseCode.POLICY_VIOLATION, FLOODED)
 
-    def _take(self, player: Player, frame: str | bytes) -> None:
+    def _receive(self, player: Player, frame: str | bytes) -> None:
         left = player.allowance.take()
         if left < 0:
             metrics.RECEIVED.labels("too_fast").inc()
             if left < -FLOOD:
-                player.blame("flood", Reason.LEFT)
+                player.set_cause("flood", Reason.LEFT)
             elif left > -2:  # once is enough: an answer to each would double the flood
                 self._notice(player, "You are sending too fast; messages were dropped.")
             return
@@ -254,28 +256,28 @@ class Arena:
             return
         metrics.RECEIVED.labels("taken").inc()
         if isinstance(message, Ask):
-            self.hall.tell(player, framed(PlayerCount(len(self.hall))))
+            self.room.send(player, framed(PlayerCount(len(self.room))))
             return
         player.last = monotonic()
-        self.hall.post(framed(Said(timestamp(), player.nickname, message.message)), player)
+        self.room.post(framed(Said(timestamp(), player.nickname, message.message)), player)
 
     def _notice(self, player: Player, words: str) -> None:
-        self.hall.tell(player, framed(Notice(timestamp(), words)))
+        self.room.send(player, framed(Notice(timestamp(), words)))
 
     async def _sweep(self) -> None:
         """Close connections over which nothing has been said for too long."""
         idle = self._settings.idle_seconds
         while True:
             await asyncio.sleep(min(1.0, idle / SWEEPS))
-            self.hall.sweep(idle, self._close_idle)
+            self.room.sweep(idle, self._close_idle)
 
     def _close_idle(self, player: Player) -> None:
-        player.blame("idle", Reason.LEFT)
+        player.set_cause("idle", Reason.LEFT)
         assert self._tasks is not None
         self._tasks.create_task(player.connection.close(CloseCode.NORMAL_CLOSURE, "idle"))
 
     def _client(self, connection: ServerConnection, request: Request) -> str:
-        return handshake.client(connection.remote_address[0], request, self._proxies)
+        return handshake.client_address(connection.remote_address[0], request, self._proxies)
 
 
 def _trace_of(request: Request) -> dict[str, str]:

@@ -18,20 +18,20 @@ from headgate.waiting_room.problems import TicketUsed
 MOST_UNKNOWN: Final = 10_000
 
 
-class Redeems:
-    """The redeems of one server."""
+class TicketRedeemer:
+    """The redeemer of one server."""
 
     def __init__(self, seats: SeatService) -> None:
         self._seats = seats
-        self._under_way: set[str] = set()
+        self._in_flight: set[str] = set()
         self._unknown: dict[str, str] = {}
 
     async def redeem(self, ticket_id: str) -> Redeemed:
         """Spend a ticket for a session of its own; of several who show it at once, one may try."""
-        if ticket_id in self._under_way:
+        if ticket_id in self._in_flight:
             raise TicketUsed("Somebody else shows this ticket at this moment; it lets one in, once.")
         session_id = self._unknown.pop(ticket_id, None) or new_uuid()
-        self._under_way.add(ticket_id)
+        self._in_flight.add(ticket_id)
         try:
             return await self._seats.redeem(ticket_id, session_id)
         except (StoreUnavailable, asyncio.CancelledError):
@@ -40,4 +40,4 @@ class Redeems:
             self._unknown[ticket_id] = session_id
             raise
         finally:
-            self._under_way.discard(ticket_id)
+            self._in_flight.discard(ticket_id)

@@ -99,7 +99,7 @@ class ConfigRoutes:
 
     async def list_values(self, call: Call) -> Values:
         state = await self._config.read(call.namespace)
-        values = state.values if _clear(call) else [value.masked() for value in state.values]
+        values = state.values if _may_see_secrets(call) else [value.masked() for value in state.values]
         query: PageQuery = call.query
         ordered, next_page = page_of(values, lambda value: value.key, query.limit, query.page)
         definitions = definitions_of(self._config.definitions.get(call.namespace))
@@ -114,11 +114,11 @@ class ConfigRoutes:
             raise NotFound
         if query.version is not None:
             value = await self._config.version(call.namespace, key, query.version)
-            answer = _answer(value, clear=_clear(call))
+            answer = _answer(value, clear=_may_see_secrets(call))
         else:
             entry = await self._config.entry(call.namespace, key)
-            read = _answer_again if len(entry) <= MOST_KEPT else _answer_of
-            answer = read(entry, clear=_clear(call))
+            read = _cached_answer if len(entry) <= MOST_KEPT else _answer_of
+            answer = read(entry, clear=_may_see_secrets(call))
         if holds(call, answer.headers["ETag"]):
             return Answer(status=304, headers=answer.headers)
         return answer
@@ -128,7 +128,9 @@ class ConfigRoutes:
         return await self._history(call, call.path["key"], query.before, query.limit)
 
     async def _history(self, call: Call, key: str, before: int, limit: int) -> Versions:
-        return Versions(await self._config.history(call.namespace, key, before=before, most=limit, clear=_clear(call)))
+        return Versions(
+            await self._config.history(call.namespace, key, before=before, most=limit, clear=_may_see_secrets(call))
+        )
 
     async def put(self, call: Call) -> Answer:
         body: PublishRequest = call.body
@@ -189,7 +191,7 @@ class ConfigRoutes:
         position = call.header("last-event-id")
         after = revision_number(position, "Last-Event-ID") if position else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None
-        return Stream(events(self._config, call.namespace, after, clear=_clear(call), keys=keys))
+        return Stream(events(self._config, call.namespace, after, clear=_may_see_secrets(call), keys=keys))
 
 
 def _answer(value: Value, *, clear: bool) -> Answer:
@@ -202,7 +204,7 @@ def _answer_of(entry: bytes, *, clear: bool) -> Answer:
 
 
 # The store is asked each time; only an answer that says the very same is not written again.
-_answer_again = lru_cache(maxsize=KEPT)(_answer_of)
+_cached_answer = lru_cache(maxsize=KEPT)(_answer_of)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -211,7 +213,7 @@ def _split(path: str) -> tuple[str, str]:
     return (key, word) if key and word in VERBS else (check_key(path), "")
 
 
-def _clear(call: Call) -> bool:
+def _may_see_secrets(call: Call) -> bool:
     """Say whether the caller may see secrets."""
     return call.caller.may(Access.SERVICE)
 

@@ -39,8 +39,8 @@ VERSIONS = script(__package__, "versions")
 MOST_AT_ONCE: Final = 100
 PAGE: Final = 50
 # A large YAML takes a second to read: in a thread, so that the process goes on answering.
-MOST_AT_A_STROKE: Final = 8192
-SLOWLY_READ: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
+MOST_INLINE_BYTES: Final = 8192
+SLOW_TO_PARSE: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
 
 log = get_logger()
 _entries = msgspec.json.Decoder(ConfigEntry)
@@ -108,7 +108,7 @@ class Config:
             else:
                 check_new_key(draft.key)
         items: list[Arg] = []
-        for draft in await self._typed(namespace, drafts):
+        for draft in await self._with_content_types(namespace, drafts):
             expected = "" if draft.expected is None else draft.expected
             items += [draft.key, expected, *await self._item(namespace, draft)]
         settings = self.settings
@@ -193,12 +193,12 @@ class Config:
             return f"There is no version {version} of {key} yet; the newest is {last}."
         return f"Version {version} of {key} is not kept."
 
-    async def _typed(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
+    async def _with_content_types(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Fill in the content types that nobody said: as they were; of a new key text, or JSON where it has a definition."""
-        unsaid = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
-        if not unsaid:
+        untyped = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
+        if not untyped:
             return drafts
-        types = {value.key: value.content_type for value in (await self._state(self.space(namespace), unsaid)).values}
+        types = {value.key: value.content_type for value in (await self._state(self.space(namespace), untyped)).values}
         usual = ContentType.JSON if namespace in self.definitions else ContentType.TEXT
         return [
             msgspec.structs.replace(draft, content_type=draft.content_type or types.get(draft.key, usual))
@@ -211,7 +211,7 @@ class Config:
         size = len(draft.content.encode(errors="surrogatepass"))
         if size > self.settings.most_bytes:
             raise TooLarge(f"{draft.key} has {size} bytes; {self.settings.most_bytes} is the most.")
-        if size > MOST_AT_A_STROKE and draft.content_type in SLOWLY_READ:
+        if size > MOST_INLINE_BYTES and draft.content_type in SLOW_TO_PARSE:
             parsed = await asyncio.to_thread(parse, draft.content, draft.content_type)
         else:
             parsed = parse(draft.content, draft.content_type)
@@ -257,7 +257,7 @@ def value_of(entry: bytes) -> Value:
     return _entries.decode(entry).value()
 
 
-def read_update(change: FeedChange) -> Update:
+def decode_update(change: FeedChange) -> Update:
     """Read the publish that a change carries."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return Update(change.revision, [entry.value() for entry in _updates.decode(change.value)])

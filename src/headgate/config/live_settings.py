@@ -93,7 +93,7 @@ Follow = Callable[[], AsyncIterator[Any]]
 Apply = Callable[[Any], None]
 
 
-class Dynamic:
+class LiveSettings:
     """Keeps this process's live settings as they are published; `apply` has a function for each key that matters here."""
 
     def __init__(self, follow: Follow, apply: Mapping[str, Apply]) -> None:
@@ -111,22 +111,22 @@ class Dynamic:
                         if isinstance(step, Reset):
                             lost = True
                         elif isinstance(step, Snapshot):
-                            self._take_all(step.items, lost=lost)
+                            self._apply_all(step.items, lost=lost)
                             lost = False
                         elif isinstance(step, Update):
                             for value in step.values:
-                                self._take(value)
+                                self._apply_value(value)
             except HeadgateError as error:
                 log.debug("live settings not followed", error=str(error))
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    def _take_all(self, values: list[Value], *, lost: bool) -> None:
+    def _apply_all(self, values: list[Value], *, lost: bool) -> None:
         found = {value.key: value for value in values}
         for key in self._apply:
             if key in found or not lost:  # what the store may have lost, nobody has taken back
-                self._take(found.get(key) or Value(key, 0, kind="removed"))
+                self._apply_value(found.get(key) or Value(key, 0, kind="removed"))
 
-    def _take(self, value: Value) -> None:
+    def _apply_value(self, value: Value) -> None:
         apply = self._apply.get(value.key)
         if apply is None:
             return

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from headgate.config import metrics
-from headgate.config.config import Config, read_update
+from headgate.config.config import Config, decode_update
 from headgate.config.model import Update, Value
-from headgate.config.wire import ConfigBookmark, Told
+from headgate.config.wire import ConfigBookmark, ValueEvent
 from headgate.http.routes import event
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Notices, Reset, Snapshot
@@ -22,7 +22,7 @@ class _Keyed(msgspec.Struct, frozen=True):
     key: str
 
 
-LATELY: Final = 128  # publishes that are kept written, for whoever is a little behind; contents may be large
+MOST_CACHED: Final = 128  # publishes that are kept written, for whoever is a little behind; contents may be large
 Step = Snapshot[Value] | Update | Bookmark | Compacted | Reset
 _raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _keys = msgspec.json.Decoder(list[_Keyed])
@@ -93,7 +93,7 @@ def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: froze
     return _write(notice, keys, clear=clear)
 
 
-@lru_cache(maxsize=LATELY)
+@lru_cache(maxsize=MOST_CACHED)
 def _rendered(change: FeedChange, *, clear: bool) -> bytes:
     """Write a publish once for all who watch, however late."""
     return _write(change, None, clear=clear)
@@ -105,7 +105,7 @@ def _write(notice: Notice[Value], keys: frozenset[str] | None, *, clear: bool) -
             return _render(notice.revision, _chosen(_read(notice).values, keys), clear=clear)
         case Snapshot():
             values = _chosen(notice.items, keys)
-            return b"".join(event("put", _told(notice.revision, value, clear=clear)) for value in values)
+            return b"".join(event("put", _event_of(notice.revision, value, clear=clear)) for value in values)
         case Bookmark():
             return event("bookmark", ConfigBookmark(notice.revision), notice.revision)
         case Compacted():
@@ -118,10 +118,10 @@ def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Va
     return values if keys is None else [value for value in values if value.key in keys]
 
 
-@lru_cache(maxsize=LATELY)
+@lru_cache(maxsize=MOST_CACHED)
 def _read(change: FeedChange) -> Update:
     """Read a publish once for all who watch."""
-    return read_update(change)
+    return decode_update(change)
 
 
 def _render(revision: int, values: Sequence[Value], *, clear: bool) -> bytes:
@@ -130,14 +130,14 @@ def _render(revision: int, values: Sequence[Value], *, clear: bool) -> bytes:
     return b"".join(
         event(
             "put" if value.kind == "put" else "removed",
-            _told(revision, value, clear=clear),
+            _event_of(revision, value, clear=clear),
             revision if index == last else None,
         )
         for index, value in enumerate(values)
     )
 
 
-def _told(revision: int, value: Value, *, clear: bool) -> Told:
+def _event_of(revision: int, value: Value, *, clear: bool) -> ValueEvent:
     if value.kind != "put":
-        return Told(revision, value.key, value.version)
-    return Told(revision, value.key, value.version, value if clear else value.masked())
+        return ValueEvent(revision, value.key, value.version)
+    return ValueEvent(revision, value.key, value.version, value if clear else value.masked())

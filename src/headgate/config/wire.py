@@ -110,7 +110,7 @@ class ConfigBookmark(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: str | None = None
 
 
-class Told(msgspec.Struct, frozen=True, rename="camel"):
+class ValueEvent(msgspec.Struct, frozen=True, rename="camel"):
     """A key's new version, or its end."""
 
     revision: int

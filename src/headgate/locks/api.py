@@ -13,7 +13,7 @@ from headgate.kit.ids import display_text, new_ulid
 from headgate.kit.problems import NotFound
 from headgate.locks.fences import FencedValue
 from headgate.locks.locks import Locks
-from headgate.locks.model import LockState, Want, checked_holder
+from headgate.locks.model import LockRequest, LockState, checked_holder
 from headgate.locks.problems import FenceOutdated, LockHeld, NotHolder, NotReplicated
 from headgate.locks.wire import (
     MOST_LABEL,
@@ -89,7 +89,7 @@ class LockRoutes:
     async def acquire_lock(self, call: Call) -> Acquired:
         body: AcquireRequest = call.body
         holder = checked_holder(body.holder) if body.holder is not None else self._locks.names.next()
-        want = Want(
+        request = LockRequest(
             call.namespace,
             call.path["name"],
             body.ttl_seconds,
@@ -98,9 +98,9 @@ class LockRoutes:
             body.label or call.caller.name[:MOST_LABEL],
             replicas=body.replicas,
             # A client that heard nothing asks again in the same name; that we notice late does not take it from it.
-            request=new_ulid() if body.holder is not None else "-",
+            request_id=new_ulid() if body.holder is not None else "-",
         )
-        granting = self._locks.take(want, holder)
+        granting = self._locks.take(request, holder)
         # Whoever hangs up leaves the line.
         grant = await (call.attend(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)

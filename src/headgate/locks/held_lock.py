@@ -64,16 +64,16 @@ class Held:
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        ttl = grant.want.ttl
+        ttl = grant.request.ttl
         self._margin = min(max(ttl * MARGIN, LEAST_MARGIN), MOST_MARGIN)
         keeper.start(self)
-        first = self._sent + ttl / RENEWALS_PER_TTL if grant.want.renew else self.lost_at
+        first = self._sent + ttl / RENEWALS_PER_TTL if grant.request.renew else self.lost_at
         self._timer: asyncio.TimerHandle = self._loop.call_at(first, self._tick)
 
     @property
     def name(self) -> str:
         """Give the lock's name."""
-        return self.grant.want.name
+        return self.grant.request.name
 
     @property
     def holder(self) -> str:
@@ -94,13 +94,13 @@ class Held:
     @property
     def lost_at(self) -> float:
         """Give the monotonic time at which the lock is given up as lost, unless it is renewed before."""
-        ttl = self.grant.want.ttl
+        ttl = self.grant.request.ttl
         return self._sent + ttl * (1 - DRIFT) - self._margin
 
     @property
     def lease_ends(self) -> float:
         """Give the monotonic time before which nobody else can have the lock."""
-        return self._sent + self.grant.want.ttl * (1 - DRIFT)
+        return self._sent + self.grant.request.ttl * (1 - DRIFT)
 
     def check(self) -> None:
         """Raise LockLost if the lock was lost or its end has passed, even if nobody could say so yet."""
@@ -160,7 +160,7 @@ class Held:
 
     async def renew(self) -> None:
         """Renew until it succeeds or the lock is lost; the keeper runs this."""
-        pause = self.grant.want.ttl / 50
+        pause = self.grant.request.ttl / 50
         while self._active():
             sent = self._loop.time()
             try:
@@ -179,7 +179,7 @@ class Held:
             self._sent = max(self._sent, sent)
             if self._active():
                 self._timer.cancel()
-                self._timer = self._loop.call_at(sent + self.grant.want.ttl / RENEWALS_PER_TTL, self._tick)
+                self._timer = self._loop.call_at(sent + self.grant.request.ttl / RENEWALS_PER_TTL, self._tick)
             return
 
     def lose(self, reason: str) -> None:
@@ -211,7 +211,7 @@ class Held:
             self.lose("not renewed in time")
             return
         self._timer = self._loop.call_at(self.lost_at, self._tick)
-        if self.grant.want.renew:
+        if self.grant.request.renew:
             self._keeper.spawn(self)
 
     def _end(self) -> None:

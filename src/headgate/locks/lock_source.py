@@ -17,7 +17,7 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
 from headgate.locks.held_lock import Held
-from headgate.locks.model import Grant, LockNames, LockState, Want
+from headgate.locks.model import Grant, LockNames, LockRequest, LockState
 from headgate.locks.problems import AlreadyHeld, LockHeld
 
 CLOSE_SECONDS: Final = 3.0
@@ -57,20 +57,20 @@ class LockSource(ABC):
         at all), `delay` how long it stays closed after a holder was lost, `replicas` how many replicas of the store must
         have it before it counts (else NotReplicated).
         """
-        return Lock(self, Want(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
+        return Lock(self, LockRequest(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
 
-    async def acquire(self, want: Want, taker: object = None) -> Held:
+    async def acquire(self, request: LockRequest, taker: object = None) -> Held:
         """Take a lock; `taker` is who may not take it twice, the running task unless given."""
         who = taker if taker is not None else asyncio.current_task()
-        key = (who, want.namespace, want.name)
+        key = (who, request.namespace, request.name)
         mine = self._holdings.get(key)
         if mine is not None and not mine.lost.is_set():
-            raise AlreadyHeld(f"This task holds the lock {want.name} already.")
+            raise AlreadyHeld(f"This task holds the lock {request.name} already.")
         loop = asyncio.get_running_loop()
         began = loop.time()
         outcome = metrics.FAILED
         try:
-            grant = await self.take(want, self.names.next())
+            grant = await self.take(request, self.names.next())
             outcome = metrics.ACQUIRED
         except LockHeld:
             outcome = metrics.REFUSED
@@ -82,15 +82,15 @@ class LockSource(ABC):
         self._keys[held] = key
         return held
 
-    async def take(self, want: Want, holder: str) -> Grant:
+    async def take(self, request: LockRequest, holder: str) -> Grant:
         """Take a lock for a holder, unless this source closes; if it does so meanwhile, it waits for what is given here."""
         self._refuse_when_closing()
         with self._asking:
-            grant = await self.grant(want, holder)
+            grant = await self.grant(request, holder)
             if self._closing:
                 # Nobody would look after it any more.
                 with suppress(HeadgateError):
-                    await self.give_up(want, holder)
+                    await self.withdraw(request, holder)
                 self._refuse_when_closing()
             return grant
 
@@ -99,7 +99,7 @@ class LockSource(ABC):
             raise Closed
 
     @abstractmethod
-    async def grant(self, want: Want, holder: str) -> Grant:
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
         """Take a lock for a holder, standing in line if it must; raises LockHeld when the wait is over."""
 
     @abstractmethod
@@ -109,14 +109,14 @@ class LockSource(ABC):
     async def release(self, grant: Grant) -> None:
         """Give a lock back; if this source closes meanwhile, it waits for that."""
         with self._asking:
-            await self.hand_back(grant)
+            await self.release_grant(grant)
 
     @abstractmethod
-    async def hand_back(self, grant: Grant) -> None:
+    async def release_grant(self, grant: Grant) -> None:
         """Give a lock back; raises NotHolder."""
 
     @abstractmethod
-    async def give_up(self, want: Want, holder: str) -> None:
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
         """Give back whatever a holder has, a lock or a place in line; raises StoreUnavailable."""
 
     @abstractmethod
@@ -129,22 +129,22 @@ class LockSource(ABC):
 
     def leave(self, grant: Grant) -> None:
         """Give back whatever is still held, in the background."""
-        self.leave_soon(grant.want, grant.holder)
+        self.withdraw_soon(grant.request, grant.holder)
 
-    def leave_soon(self, want: Want, holder: str) -> None:
+    def withdraw_soon(self, request: LockRequest, holder: str) -> None:
         """Give back what a holder may have, in the background, until it worked or the lease has ended by itself."""
         if not self._closed:
-            self.beside(self._leave(want, holder))
+            self.start_task(self._leave(request, holder))
 
-    async def _leave(self, want: Want, holder: str) -> None:
+    async def _leave(self, request: LockRequest, holder: str) -> None:
         loop = asyncio.get_running_loop()
-        limit = loop.time() + want.ttl
+        limit = loop.time() + request.ttl
         while loop.time() < limit:
             try:
-                await self.give_up(want, holder)
+                await self.withdraw(request, holder)
                 break
             except HeadgateError:
-                await asyncio.sleep(min(0.2, want.ttl / 10))
+                await asyncio.sleep(min(0.2, request.ttl / 10))
 
     def start(self, held: Held) -> None:
         """Begin to look after a lock."""
@@ -159,9 +159,9 @@ class LockSource(ABC):
 
     def spawn(self, held: Held) -> None:
         """Run a renewal beside its holder."""
-        self.beside(held.renew())
+        self.start_task(held.renew())
 
-    def beside(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+    def start_task(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run something beside the caller; it ends at the latest when this source is closed."""
         return self._aside.start(work)
 
@@ -174,7 +174,7 @@ class LockSource(ABC):
         await self.close()
 
     @abstractmethod
-    def dismiss(self) -> None:
+    def wake_waiters(self) -> None:
         """Send those home who still wait."""
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class LockSource(ABC):
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
-        self.dismiss()
+        self.wake_waiters()
         # An answer may be on its way, and what it gives must be given back.
         await self._asking.over(CLOSE_SECONDS)
         await self._aside.close(CLOSE_SECONDS)
@@ -193,25 +193,25 @@ class LockSource(ABC):
 class Lock:
     """A recipe for a lock: `async with lock as held:`, or a decorator; it may be used many times and at once."""
 
-    def __init__(self, source: LockSource, want: Want) -> None:
-        self.want = want
+    def __init__(self, source: LockSource, request: LockRequest) -> None:
+        self.request = request
         self._source = source
         self._entered: dict[asyncio.Task[object] | None, list[Held]] = {}
 
     async def acquire(self, taker: object = None) -> Held:
         """Take the lock and give what is held; the caller gives it back. Its block is cancelled only inside `async with held`."""
-        return await self._source.acquire(self.want, taker)
+        return await self._source.acquire(self.request, taker)
 
     async def try_lock(self, taker: object = None) -> Held | None:
         """Take the lock if it is free now and nobody stands in line, else give None."""
         try:
-            return await self._source.acquire(msgspec.structs.replace(self.want, wait=0), taker)
+            return await self._source.acquire(msgspec.structs.replace(self.request, wait=0), taker)
         except LockHeld:
             return None
 
     async def show(self) -> LockState:
         """Tell how this lock stands."""
-        return await self._source.show(self.want.name, self.want.namespace)
+        return await self._source.show(self.request.name, self.request.namespace)
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()

@@ -16,10 +16,10 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks.fences import FencedValue, Fences
 from headgate.locks.lock_source import LockSource
-from headgate.locks.model import Grant, LockEvent, LockState, Want, checked_holder, read_state
+from headgate.locks.model import Grant, LockEvent, LockRequest, LockState, checked_holder, decode_state
 from headgate.locks.problems import LockHeld, NotHolder, NotReplicated
 from headgate.locks.settings import LockSettings
-from headgate.locks.waiters import LockLine, LockWaiter
+from headgate.locks.waiters import LockWaiter, WaiterList
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
@@ -34,8 +34,8 @@ AWAY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
 ACK_SHARE: Final = 0.3
 NONCE_LETTERS: Final = 9
-MOST_NOTED: Final = 100_000
-LIST_AGAIN_SECONDS: Final = 1.0
+MOST_INDEXED: Final = 100_000
+INDEX_RETRY_SECONDS: Final = 1.0
 
 log = get_logger()
 
@@ -51,7 +51,7 @@ class AcquireReply(NamedTuple):
     passed_over: bool = False
 
 
-class _Listing:
+class _Indexing:
     """A lock that is being entered in the list of locks, and how many wait for that."""
 
     __slots__ = ("lock", "users")
@@ -71,47 +71,49 @@ class Locks(LockSource):
         self.fences = Fences(store)
         self.index = Index(store, "lock")
         self._grace_ms = self.settings.grace_ms
-        self._lines: dict[Thing, LockLine] = {}
-        self._noted: dict[Thing, float] = {}
-        self._listing: dict[Thing, _Listing] = {}
-        self._unlisted: set[Thing] = set()
+        self._lines: dict[Thing, WaiterList] = {}
+        self._indexed_until: dict[Thing, float] = {}
+        self._indexing: dict[Thing, _Indexing] = {}
+        self._unindexed: set[Thing] = set()
         self._loop = asyncio.get_running_loop()
 
     def thing(self, name: str, namespace: str | None = None) -> Thing:
         """Name the thing that a lock is in the store."""
         return self.store.thing("lock", thing_name(namespace or self.namespace, "namespace"), thing_name(name, "name"))
 
-    async def grant(self, want: Want, holder: str) -> Grant:
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
         """Take a lock for a holder; asking again with the same name while it holds gives the same fence."""
-        thing = self.store.thing("lock", want.namespace, want.name)
-        limit = None if want.wait is None else self._loop.time() + want.wait
-        await self._note(thing)
+        thing = self.store.thing("lock", request.namespace, request.name)
+        limit = None if request.wait is None else self._loop.time() + request.wait
+        await self._index_lock(thing)
         line = self._lines.get(thing)
         if line is not None:
             line.attend()  # it listens already, so nothing that happens from now on is missed
         try:
             sent = self._loop.time()
-            turn = await self._ask(thing, want, holder, join=limit is None or limit > sent)
+            turn = await self._ask(thing, request, holder, join=limit is None or limit > sent)
             if turn.fence:
                 if line is not None:
-                    line.learn(turn.as_of, want.ttl + want.delay)
-                return Grant(want, holder, turn.fence, sent)
+                    line.learn(turn.as_of, request.ttl + request.delay)
+                return Grant(request, holder, turn.fence, sent)
             if not turn.place:
-                raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
+                raise LockHeld(f"Somebody else holds the lock {request.name}.", retry_after=1)
             if line is None:
                 line = self._line(thing)
-            return await self._wait(line, want, holder, turn, limit)
+            return await self._wait(line, request, holder, turn, limit)
         except (LockHeld, NotReplicated):
             raise
         except BaseException:
             # Cancelled, or the store did not answer: what we asked for may have been given.
-            self.leave_soon(want, holder)
+            self.withdraw_soon(request, holder)
             raise
         finally:
             if line is not None:
                 line.depart()
 
-    async def _wait(self, line: LockLine, want: Want, holder: str, turn: AcquireReply, limit: float | None) -> Grant:
+    async def _wait(
+        self, line: WaiterList, request: LockRequest, holder: str, turn: AcquireReply, limit: float | None
+    ) -> Grant:
         waiter = LockWaiter(holder, turn.place, turn.ahead)
         line.learn(turn.as_of, turn.opens_in)
         line.add(waiter)
@@ -122,7 +124,7 @@ class Locks(LockSource):
             while True:
                 called = await _called(waiter, limit)
                 if waiter.fence:
-                    return Grant(want, holder, waiter.fence, waiter.sent)
+                    return Grant(request, holder, waiter.fence, waiter.sent)
                 if not called:
                     break
                 if self._closing:
@@ -130,7 +132,7 @@ class Locks(LockSource):
                 waiter.called.clear()
                 sent = self._loop.time()
                 try:
-                    turn = await self._ask(line.thing, want, holder, join=True, former=waiter.place)
+                    turn = await self._ask(line.thing, request, holder, join=True, former=waiter.place)
                 except Closed:
                     raise
                 except StoreUnavailable:
@@ -143,8 +145,8 @@ class Locks(LockSource):
                     continue
                 away_since = None
                 if turn.fence:
-                    line.learn(turn.as_of, want.ttl + want.delay)
-                    return Grant(want, holder, turn.fence, sent)
+                    line.learn(turn.as_of, request.ttl + request.delay)
+                    return Grant(request, holder, turn.fence, sent)
                 waiter.ahead = turn.ahead
                 line.learn(turn.as_of, turn.opens_in)
                 if turn.passed_over:
@@ -155,24 +157,26 @@ class Locks(LockSource):
                         line.call_all()
         finally:
             line.remove(waiter)
-        await self.give_up(want, holder)
-        raise LockHeld(f"Somebody else held the lock {want.name} for {want.wait:g} s.", retry_after=1)
+        await self.withdraw(request, holder)
+        raise LockHeld(f"Somebody else held the lock {request.name} for {request.wait:g} s.", retry_after=1)
 
-    async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> AcquireReply:
+    async def _ask(
+        self, thing: Thing, request: LockRequest, holder: str, *, join: bool, former: int = 0
+    ) -> AcquireReply:
         arguments = (
             holder,
             self.names.owner,
-            want.ttl_ms,
-            round(want.delay * 1000),
+            request.ttl_ms,
+            round(request.delay * 1000),
             self._grace_ms,
-            (1 if want.replicas else 2) if join else 0,
+            (1 if request.replicas else 2) if join else 0,
             former,
-            want.label,
-            int(want.announced),
-            want.request,
+            request.label,
+            int(request.announced),
+            request.request_id,
         )
-        if want.replicas:
-            reply = await self._ask_replicated(thing, want, holder, arguments)
+        if request.replicas:
+            reply = await self._ask_replicated(thing, request, holder, arguments)
         else:
             reply = cast("list[int | bytes]", await self.store.run(ACQUIRE, thing, *arguments))
         if reply[0] == 1:
@@ -180,17 +184,17 @@ class Locks(LockSource):
         return AcquireReply(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
 
     async def _ask_replicated(
-        self, thing: Thing, want: Want, holder: str, arguments: Sequence[Arg]
+        self, thing: Thing, request: LockRequest, holder: str, arguments: Sequence[Arg]
     ) -> list[int | bytes]:
         """Ask so that a lock which is given counts only once enough replicas have it; else it is given back."""
-        ack_seconds = min(self.settings.ack_ms / 1000, want.ttl * ACK_SHARE)
+        ack_seconds = min(self.settings.ack_ms / 1000, request.ttl * ACK_SHARE)
         answer, confirmed = await self.store.run_replicated(
-            ACQUIRE, thing, *arguments, replicas=want.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
+            ACQUIRE, thing, *arguments, replicas=request.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
         )
-        if _is_given(answer) and confirmed < want.replicas:
-            await self.give_up(want, holder)
+        if _is_given(answer) and confirmed < request.replicas:
+            await self.withdraw(request, holder)
             raise NotReplicated(
-                f"{confirmed} of {want.replicas} replicas confirmed the lock {want.name} in {ack_seconds:g} s.",
+                f"{confirmed} of {request.replicas} replicas confirmed the lock {request.name} in {ack_seconds:g} s.",
                 retry_after=1,
                 confirmed=confirmed,
             )
@@ -198,30 +202,30 @@ class Locks(LockSource):
 
     async def renew(self, grant: Grant, deadline: float) -> None:
         """Make the lease last one TTL more."""
-        want = grant.want
-        await self.renew_as(want.namespace, want.name, grant.holder, deadline=deadline)
+        request = grant.request
+        await self.renew_as(request.namespace, request.name, grant.holder, deadline=deadline)
 
     async def renew_as(
         self, namespace: str, name: str, holder: str, *, deadline: float | None = None
     ) -> tuple[int, float]:
         """Renew in a holder's name; give its fence and TTL."""
-        want = Want(namespace, name, 1.0)
+        request = LockRequest(namespace, name, 1.0)
         reply = await self.store.run(
-            RENEW, self.thing(name, namespace), checked_holder(holder), int(want.announced), deadline=deadline
+            RENEW, self.thing(name, namespace), checked_holder(holder), int(request.announced), deadline=deadline
         )
         fence, ttl_ms = cast("list[bytes]", reply)
         return int(fence), int(ttl_ms) / 1000
 
-    async def hand_back(self, grant: Grant) -> None:
+    async def release_grant(self, grant: Grant) -> None:
         """Give a lock back."""
-        want = grant.want
-        await self._release(want, grant.holder, grant.holder[:NONCE_LETTERS])
+        request = grant.request
+        await self._release(request, grant.holder, grant.holder[:NONCE_LETTERS])
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
         """Give a lock back in a holder's name; raises NotHolder."""
-        want = Want(namespace, name, 1.0)
+        request = LockRequest(namespace, name, 1.0)
         try:
-            await self._release(want, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
+            await self._release(request, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
         except (NotHolder, InvalidRequest):
             raise
         except BaseException:
@@ -231,17 +235,17 @@ class Locks(LockSource):
                 line.call_all()
             raise
 
-    async def give_up(self, want: Want, holder: str) -> None:
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
         """Give back whatever a holder has."""
-        await self._release(want, holder, "")
+        await self._release(request, holder, "")
 
-    async def _release(self, want: Want, holder: str, nonce: str) -> None:
-        thing = self.store.thing("lock", want.namespace, want.name)
+    async def _release(self, request: LockRequest, holder: str, nonce: str) -> None:
+        thing = self.store.thing("lock", request.namespace, request.name)
         sent = self._loop.time()
         # What was asked for by the second connection is given up by it too, so that it comes after it.
-        aside = want.replicas > 0 and not nonce
-        request = "-" if nonce else want.request
-        arguments = (holder, nonce, self.names.owner, int(want.announced), request)
+        aside = request.replicas > 0 and not nonce
+        request_id = "-" if nonce else request.request_id
+        arguments = (holder, nonce, self.names.owner, int(request.announced), request_id)
         reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, aside=aside))
         line = self._lines.get(thing) if len(reply) > 1 else None
         if line is None:
@@ -266,13 +270,13 @@ class Locks(LockSource):
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
         """Tell how a lock stands."""
-        return read_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
+        return decode_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
 
     async def history(self, name: str, namespace: str | None = None, most: int = 20) -> Sequence[LockEvent]:
         """Tell how holdings of a lock ended against their holders' wish, the latest first."""
         thing = self.thing(name, namespace)
         reply = await self.store.read(thing, "XREVRANGE", thing.key("events"), "+", "-", "COUNT", most)
-        return [read_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
+        return [decode_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
 
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
         """Give the locks that are held or waited for, by name."""
@@ -295,70 +299,70 @@ class Locks(LockSource):
         """Read a value with the fence it was written under."""
         return await self.fences.get(namespace or self.namespace, key)
 
-    def dismiss(self) -> None:
+    def wake_waiters(self) -> None:
         """Send those home who still wait."""
         for line in self._lines.values():
             line.call_all()
 
-    def _line(self, thing: Thing) -> LockLine:
+    def _line(self, thing: Thing) -> WaiterList:
         line = self._lines.get(thing)
         if line is None:
-            line = self._lines[thing] = LockLine(self.store, thing, self._grace_ms / 1000, self._forget_line)
+            line = self._lines[thing] = WaiterList(self.store, thing, self._grace_ms / 1000, self._forget_line)
         line.attend()
         return line
 
-    def _forget_line(self, line: LockLine) -> None:
+    def _forget_line(self, line: WaiterList) -> None:
         del self._lines[line.thing]
 
-    async def _note(self, thing: Thing) -> None:
+    async def _index_lock(self, thing: Thing) -> None:
         """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there.
 
         Those who come while one enters it wait behind each other, so that they ask for the lock in the order they came.
         """
-        listing = self._listing.get(thing)
-        if listing is None:
-            if self._noted.get(thing, 0.0) > self._loop.time():
+        indexing = self._indexing.get(thing)
+        if indexing is None:
+            if self._indexed_until.get(thing, 0.0) > self._loop.time():
                 return
-            listing = self._listing[thing] = _Listing()
-        listing.users += 1
+            indexing = self._indexing[thing] = _Indexing()
+        indexing.users += 1
         try:
-            async with listing.lock:
-                if self._noted.get(thing, 0.0) <= self._loop.time():
-                    await self._enter_in_list(thing)
+            async with indexing.lock:
+                if self._indexed_until.get(thing, 0.0) <= self._loop.time():
+                    await self._add_to_index(thing)
         finally:
-            listing.users -= 1
-            if not listing.users:
-                del self._listing[thing]
+            indexing.users -= 1
+            if not indexing.users:
+                del self._indexing[thing]
 
-    async def _enter_in_list(self, thing: Thing) -> None:
-        if len(self._noted) >= MOST_NOTED:
-            self._noted.clear()
-        if not self._unlisted:
+    async def _add_to_index(self, thing: Thing) -> None:
+        if len(self._indexed_until) >= MOST_INDEXED:
+            self._indexed_until.clear()
+        if not self._unindexed:
             try:
-                await self._list_one(thing)
+                await self._put_in_index(thing)
             except HeadgateError as error:
                 # The list lives in another slot, maybe on another node: nobody waits for it while it is away.
                 log.warning("locks not listed", error=str(error))
-                if not self._unlisted:
-                    self.beside(self._list_rest())
-                self._unlisted.add(thing)
+                if not self._unindexed:
+                    self.start_task(self._retry_indexing())
+                self._unindexed.add(thing)
         else:
-            self._unlisted.add(thing)
-        self._noted[thing] = self._loop.time() + self.settings.keep_seconds / 2
+            self._unindexed.add(thing)
+        self._indexed_until[thing] = self._loop.time() + self.settings.keep_seconds / 2
 
-    async def _list_one(self, thing: Thing) -> None:
+    async def _put_in_index(self, thing: Thing) -> None:
         await self.index.put(thing, due_in_ms=self.settings.keep_seconds * 1000)
 
-    async def _list_rest(self) -> None:
+    async def _retry_indexing(self) -> None:
         """Enter what could not be entered before, once it can be."""
-        await asyncio.sleep(LIST_AGAIN_SECONDS)
-        while self._unlisted:
-            thing = next(iter(self._unlisted))
+        await asyncio.sleep(INDEX_RETRY_SECONDS)
+        while self._unindexed:
+            thing = next(iter(self._unindexed))
             try:
-                await self._list_one(thing)
-                self._unlisted.discard(thing)
+                await self._put_in_index(thing)
+                self._unindexed.discard(thing)
             except HeadgateError:
-                await asyncio.sleep(LIST_AGAIN_SECONDS)
+                await asyncio.sleep(INDEX_RETRY_SECONDS)
 
 
 def _is_given(reply: Reply) -> bool:
@@ -377,7 +381,7 @@ async def _called(waiter: LockWaiter, limit: float | None) -> bool:
         return False
 
 
-def read_event(fields: list[bytes]) -> LockEvent:
+def decode_event(fields: list[bytes]) -> LockEvent:
     """Read one event of a lock's stream."""
     found = {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
     at = datetime.fromtimestamp(int(found["at"]) / 1000, UTC)

@@ -18,7 +18,7 @@ MOST_REPLICAS: Final = 16
 ELECTION_PREFIX: Final = "election:"
 
 
-class Want(msgspec.Struct, frozen=True):
+class LockRequest(msgspec.Struct, frozen=True):
     """What somebody asks for: which lock, for how long at a time, and how patiently."""
 
     namespace: str
@@ -30,7 +30,7 @@ class Want(msgspec.Struct, frozen=True):
     renew: bool = True
     replicas: int = 0
     """How many replicas must have it before it is held."""
-    request: str = "-"
+    request_id: str = "-"
     """Tells this one from others in the same holder's name, where clients choose it; what a later one asked for is left alone."""
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Want(msgspec.Struct, frozen=True):
 class Grant(msgspec.Struct, frozen=True):
     """A lock that was given: `sent` is the monotonic time before it was asked for, so the lease ends no earlier than sent + ttl."""
 
-    want: Want
+    request: LockRequest
     holder: str
     fence: int
     sent: float
@@ -80,7 +80,7 @@ class LockState(msgspec.Struct, frozen=True, rename="camel"):
     held_ms: int = 0
 
 
-def read_state(name: str, reply: object) -> LockState:
+def decode_state(name: str, reply: object) -> LockState:
     """Read what show.lua tells."""
     held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
     words = label.decode() if isinstance(label, bytes) else ""

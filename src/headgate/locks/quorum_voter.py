@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.locks.model import LockState, Want, read_state
+from headgate.locks.model import LockRequest, LockState, decode_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
 from headgate.store.client.address import StoreKind, parse_address
 from headgate.store.client.link import read_info
@@ -84,11 +84,11 @@ class Voter:
             raise StoreUnavailable(f"{self.name} cannot be reached: {self.trouble}.")
         return self.store
 
-    async def vote(self, want: Want, holder: str, floor: int, deadline: float) -> Vote:
+    async def vote(self, request: LockRequest, holder: str, floor: int, deadline: float) -> Vote:
         """Ask for this server's vote; raises StoreUnavailable when it does not answer or may not vote."""
         store = self.reached
-        thing = self.thing(want.namespace, want.name)
-        reply = await store.run(VOTE, thing, holder, want.ttl_ms, floor, KEEP_MS, want.label, deadline=deadline)
+        thing = self.thing(request.namespace, request.name)
+        reply = await store.run(VOTE, thing, holder, request.ttl_ms, floor, KEEP_MS, request.label, deadline=deadline)
         given, number, replication_id = cast("tuple[int, bytes, bytes]", reply)
         if not given:
             return Vote(left=int(number) / 1000)
@@ -104,7 +104,7 @@ class Voter:
     async def show(self, namespace: str, name: str, deadline: float) -> LockState:
         """Tell how this server's vote stands."""
         reply = await self.reached.run(SHOW, self.thing(namespace, name), deadline=deadline)
-        return read_state(name, reply)
+        return decode_state(name, reply)
 
     async def state(self, deadline: float) -> str:
         """Say whether this server votes: voting, silent (it restarted lately), or away."""

@@ -37,10 +37,10 @@ class LockWaiter:
         return self.place < other.place
 
 
-class LockLine:
+class WaiterList:
     """Waiters by place; it exists as long as somebody attends it."""
 
-    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[LockLine], None]) -> None:
+    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[WaiterList], None]) -> None:
         self.thing = thing
         self._grace = grace
         self._on_empty = on_empty

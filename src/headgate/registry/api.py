@@ -27,7 +27,7 @@ from headgate.registry.probes import Prober
 from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.registry.prometheus import exposition, target_groups
 from headgate.registry.registry import GROUPS_AT_ONCE, Registry
-from headgate.registry.service_state import Lookup
+from headgate.registry.service_state import ServiceState
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
 from headgate.registry.wire import (
     BatchAnswer,
@@ -189,32 +189,34 @@ class RegistryRoutes:
         before = 0
         if query.group is not None:
             thing = self._registry.service(call.namespace, query.type, query.group)
-            looks = {query.group: await self._registry.look(thing, healthy=query.healthy, filters=filters)}
+            states = {query.group: await self._registry.read_service(thing, healthy=query.healthy, filters=filters)}
         else:
             before = await self._registry.journals.position(call.namespace, query.type)
-            looks = await self._registry.looks(call.namespace, query.type, healthy=query.healthy, filters=filters)
+            states = await self._registry.read_groups(
+                call.namespace, query.type, healthy=query.healthy, filters=filters
+            )
         by_metrics = any(filter_.part == "metrics" for filter_ in filters)
-        tag = ".".join(look.tag(by_metrics=by_metrics) for look in looks.values())
+        tag = ".".join(state.tag(by_metrics=by_metrics) for state in states.values())
         etag = f'"{tag if len(tag) < 200 else _digest(tag)}"'
         if not query.check and holds(call, etag):
             return Answer(status=304, headers={"ETag": etag})
         if query.group is not None and not query.check:
-            return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
-        instances = [instance for look in looks.values() for instance in look.instances]
+            return Answer(_body(states[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
+        instances = [instance for state in states.values() for instance in state.instances]
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.attend(self._prober.answering(instances))
         several = query.group is None
         cursor = None
-        revisions = {group: look.revision for group, look in looks.items()}
+        revisions = {group: state.revision for group, state in states.items()}
         if several:
             journals = self._registry.journals
             cursor = str(Cursor(await journals.cursor_of(call.namespace, query.type, revisions, before)))
         listing = Listing(
             instances=instances,
             revision=max(revisions.values(), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
+            epoch=max((state.epoch for state in states.values()), default="0"),
             revisions=revisions if several else None,
-            epochs={group: look.epoch for group, look in looks.items()} if several else None,
+            epochs={group: state.epoch for group, state in states.items()} if several else None,
             cursor=cursor,
         )
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
@@ -230,25 +232,27 @@ class RegistryRoutes:
             cursor = str(Cursor(await registry.journals.position(namespace, query.type)))
             groups = await registry.groups(namespace, query.type)
         names = sorted(group for group in groups if page is None or group >= page.partition(BEFORE_NAMES)[0])
-        looks: dict[str, Lookup] = {}
+        states: dict[str, ServiceState] = {}
         instances: list[Instance] = []
         next_page = None
         for batch in batches(names, GROUPS_AT_ONCE):
             chosen = {group: groups[group] for group in batch}
-            looks |= await registry.looks(namespace, query.type, healthy=query.healthy, filters=filters, groups=chosen)
-            everyone = (instance for look in looks.values() for instance in look.instances)
+            states |= await registry.read_groups(
+                namespace, query.type, healthy=query.healthy, filters=filters, groups=chosen
+            )
+            everyone = (instance for state in states.values() for instance in state.instances)
             instances, next_page = page_of(everyone, _page_name, query.limit, page)
             if next_page is not None:
                 break
         shown = {instance.group for instance in instances} if query.group is None else set()
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.attend(self._prober.answering(instances))
         return Listing(
             instances=instances,
-            revision=max((look.revision for look in looks.values()), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
-            revisions={group: looks[group].revision for group in sorted(shown)} if query.group is None else None,
-            epochs={group: looks[group].epoch for group in sorted(shown)} if query.group is None else None,
+            revision=max((state.revision for state in states.values()), default=0),
+            epoch=max((state.epoch for state in states.values()), default="0"),
+            revisions={group: states[group].revision for group in sorted(shown)} if query.group is None else None,
+            epochs={group: states[group].epoch for group in sorted(shown)} if query.group is None else None,
             cursor=cursor,
             next_page=next_page,
         )
@@ -347,10 +351,10 @@ def _beat(instance_id: str, beat: Heartbeat) -> InstanceBeat:
     return InstanceBeat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
 
 
-def _body(look: Lookup) -> bytes:
+def _body(state: ServiceState) -> bytes:
     """Write a listing of one group, as `Listing` would be, from what is written already."""
     return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null,"nextPage":null}' % (
-        look.body, look.revision, look.epoch.encode(),
+        state.body, state.revision, state.epoch.encode(),
     )  # fmt: skip
 
 

@@ -18,30 +18,30 @@ PUT = script(__package__, "locate_put")
 FORGET = script(__package__, "locate_forget")
 SHARDS: Final = 4
 KEEP_MS: Final = 30 * 86_400_000
-NOTE_ANEW_SECONDS: Final = 21_600.0
-REMEMBERED: Final = 100_000
+REFRESH_SECONDS: Final = 21_600.0
+MOST_CACHED: Final = 100_000
 FORGOTTEN_AT_ONCE: Final = 500
-RECENT_SECONDS: Final = 0.5
-REMEMBERED_NAMESPACES: Final = 1000
+GROUPS_FRESH_SECONDS: Final = 0.5
+MOST_NAMESPACES: Final = 1000
 
 
-class Directory:
+class Locations:
     """Notes of where instances are; a lost or aged one only means that its owner is asked to register again."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._puts = Batch(store, PUT)
-        self._known: dict[tuple[str, str], tuple[str, float]] = {}
+        self._cached: dict[tuple[str, str], tuple[str, float]] = {}
 
     async def put(self, namespace: str, instance_id: str, service: str) -> None:
         """Note that an instance is in a service (`type/group`)."""
-        self._remember(namespace, instance_id, service)
+        self._cache(namespace, instance_id, service)
         await self._puts.call(self._shard(namespace, instance_id), instance_id, service)
 
     async def find(self, namespace: str, instance_id: str) -> str | None:
         """Give the service an instance is in, as far as anybody noted it."""
-        service, noted_at = self._known.get((namespace, instance_id), ("", 0.0))
-        if service and monotonic() - noted_at < NOTE_ANEW_SECONDS:
+        service, cached_at = self._cached.get((namespace, instance_id), ("", 0.0))
+        if service and monotonic() - cached_at < REFRESH_SECONDS:
             return service
         shard = self._shard(namespace, instance_id)
         found = cast("bytes | None", await self._store.read(shard, "HGET", shard.key("places"), instance_id))
@@ -55,8 +55,8 @@ class Directory:
         """Drop the notes of instances that have left a service (not if they are in another), and those nobody asked for in a month."""
         by_shard: dict[Thing, list[str]] = {}
         for instance_id in instance_ids:
-            if self._known.get((namespace, instance_id), ("", 0.0))[0] == service:
-                del self._known[namespace, instance_id]
+            if self._cached.get((namespace, instance_id), ("", 0.0))[0] == service:
+                del self._cached[namespace, instance_id]
             by_shard.setdefault(self._shard(namespace, instance_id), []).append(instance_id)
         await asyncio.gather(
             *(
@@ -65,17 +65,17 @@ class Directory:
             )
         )
 
-    def _remember(self, namespace: str, instance_id: str, service: str) -> None:
-        self._known[namespace, instance_id] = (service, monotonic())
-        if len(self._known) > REMEMBERED:
-            for key in list(self._known)[: REMEMBERED // 10]:
-                del self._known[key]
+    def _cache(self, namespace: str, instance_id: str, service: str) -> None:
+        self._cached[namespace, instance_id] = (service, monotonic())
+        if len(self._cached) > MOST_CACHED:
+            for key in list(self._cached)[: MOST_CACHED // 10]:
+                del self._cached[key]
 
     def _shard(self, namespace: str, instance_id: str) -> Thing:
         return self._store.thing("directory", namespace, f"{crc32(instance_id.encode()) % SHARDS:x}")
 
 
-class RecentGroups:
+class GroupCache:
     """The groups of a type as they were a moment ago: all who watch share one read of the list."""
 
     def __init__(self, store: Store, index: Index) -> None:
@@ -83,12 +83,12 @@ class RecentGroups:
         self._index = index
         self._lists: dict[str, tuple[float, asyncio.Task[Sequence[Thing]]]] = {}
 
-    async def of(self, namespace: str, type: str) -> dict[str, Thing]:
+    async def get(self, namespace: str, type: str) -> dict[str, Thing]:
         """Give the groups of a type that may exist."""
         read_at, listing = self._lists.get(namespace, (0.0, None))
-        if listing is None or monotonic() - read_at > RECENT_SECONDS:
+        if listing is None or monotonic() - read_at > GROUPS_FRESH_SECONDS:
             listing = self._store.errands.start(self._index.list(namespace))
-            if len(self._lists) > REMEMBERED_NAMESPACES:
+            if len(self._lists) > MOST_NAMESPACES:
                 self._lists.clear()
             self._lists[namespace] = (monotonic(), listing)
             listing.add_done_callback(partial(self._end_listing, namespace))

@@ -1,4 +1,4 @@
-"""Probes: really asking an instance whether it is there, over HTTP, TCP, gRPC or WebSocket.
+"""Probes: really probes an instance whether it is there, over HTTP, TCP, gRPC or WebSocket.
 
 A probe goes only where the settings allow, to the very address that was looked at, so that no name can lead it elsewhere
 between the look and the call.
@@ -63,55 +63,55 @@ class Prober:
         self.at_once = at_once
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._forbidden = forbidden
-        self._turn = asyncio.Semaphore(at_once)
-        self._given_trust = trust
+        self._slots = asyncio.Semaphore(at_once)
+        self._ssl_context_given = trust
 
     @cached_property
-    def _trust(self) -> ssl.SSLContext:
+    def _ssl_context(self) -> ssl.SSLContext:
         """Load the authorities we trust when the first certificate is to be checked: that takes a while."""
-        return self._given_trust or ssl.create_default_context()
+        return self._ssl_context_given or ssl.create_default_context()
 
     async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
         """Ask an instance, by its check or else by its protocol and port; False for any failure."""
         timeout = check.timeout_seconds if check else DISCOVERY_TIMEOUT
         kind = check.kind if check else _KINDS.get(instance.protocol.lower(), CheckKind.TCP)
         outcome = False
-        async with self._turn:
+        async with self._slots:
             try:
                 target = target_of(instance, check)
                 async with asyncio.timeout(timeout):
-                    outcome = target is not None and await self._ask(target)
+                    outcome = target is not None and await self._probe(target)
             except Exception as error:  # noqa: BLE001  # whatever strangers make of an address or an answer: it has failed
                 log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
         metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
         return outcome
 
-    async def choose(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
+    async def answering(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
         """Keep those that answer a probe now, all asked side by side within one time limit."""
-        asking = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
+        probes = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
         try:
-            if asking:
-                await asyncio.wait(asking, timeout=seconds)
-            return [instance for instance, task in zip(instances, asking, strict=True) if task.done() and task.result()]
+            if probes:
+                await asyncio.wait(probes, timeout=seconds)
+            return [instance for instance, task in zip(instances, probes, strict=True) if task.done() and task.result()]
         finally:
-            for task in asking:
+            for task in probes:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*probes, return_exceptions=True)
 
-    async def _ask(self, target: ProbeTarget) -> bool:
+    async def _probe(self, target: ProbeTarget) -> bool:
         """Ask at each address that the name has, until one can be reached."""
         addresses = await _addresses(target.host, target.port)
         for address in addresses:
             await self._refuse(target, address)
         for address in addresses[:-1]:
             with suppress(OSError, httpx2.ConnectError):
-                return await self._ask_at(target, address)
-        return await self._ask_at(target, addresses[-1])
+                return await self._probe_at(target, address)
+        return await self._probe_at(target, addresses[-1])
 
-    async def _ask_at(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_at(self, target: ProbeTarget, address: str) -> bool:
         match target.kind:
             case CheckKind.HTTP:
-                return await self._ask_http(target, address)
+                return await self._probe_http(target, address)
             case CheckKind.TCP:
                 _, writer = await asyncio.open_connection(address, target.port)
                 writer.close()
@@ -119,9 +119,9 @@ class Prober:
                     await writer.wait_closed()
                 return True
             case CheckKind.GRPC:
-                return await _ask_grpc(address, target.port)
+                return await _probe_grpc(address, target.port)
             case CheckKind.WEBSOCKET:
-                return await self._ask_websocket(target, address)
+                return await self._probe_websocket(target, address)
 
     async def _refuse(self, target: ProbeTarget, address: str) -> None:
         """Refuse an address outside the allowed networks, and the store's by whatever name."""
@@ -135,9 +135,9 @@ class Prober:
             if ip in theirs or (ip.is_loopback and any(each.is_loopback for each in theirs)):
                 raise ProbeForbidden("Health checks may not reach the store.")
 
-    async def _ask_http(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_http(self, target: ProbeTarget, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
-        trust = self._trust if target.scheme == "https" else False
+        trust = self._ssl_context if target.scheme == "https" else False
         # No time limits of their own here and below: the check has one.
         async with httpx2.AsyncClient(verify=trust, timeout=None, follow_redirects=False, trust_env=False) as client:
             request = client.build_request(
@@ -152,9 +152,9 @@ class Prober:
             finally:
                 await response.aclose()
 
-    async def _ask_websocket(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_websocket(self, target: ProbeTarget, address: str) -> bool:
         uri = f"{target.scheme}://{target.host}:{target.port}{target.path}"
-        trust = self._trust if target.scheme == "wss" else None
+        trust = self._ssl_context if target.scheme == "wss" else None
         connection = await connect(
             uri, host=address, port=target.port, proxy=None, ssl=trust, open_timeout=None, close_timeout=1
         )
@@ -172,7 +172,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
-async def _ask_grpc(address: str, port: int) -> bool:
+async def _probe_grpc(address: str, port: int) -> bool:
     """Ask the gRPC health protocol for the server as a whole; an open port that is NOT_SERVING is unhealthy."""
     try:
         import grpc

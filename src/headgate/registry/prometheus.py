@@ -57,5 +57,5 @@ async def target_groups(registry: Registry, namespace: str) -> list[TargetGroup]
 
 async def _everyone(registry: Registry, namespace: str) -> AsyncIterator[Instance]:
     for thing in await registry.index.list(namespace):
-        for instance in (await registry.look(thing)).instances:
+        for instance in (await registry.read_service(thing)).instances:
             yield instance

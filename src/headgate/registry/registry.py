@@ -15,7 +15,7 @@ from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreFull
 from headgate.registry import metrics
 from headgate.registry.filters import Filter
-from headgate.registry.locations import Directory, RecentGroups, groups_of
+from headgate.registry.locations import GroupCache, Locations, groups_of
 from headgate.registry.model import (
     Instance,
     InstanceBeat,
@@ -29,10 +29,10 @@ from headgate.registry.model import (
     new_nonce,
 )
 from headgate.registry.problems import UnknownInstance
-from headgate.registry.service_reader import Lookups
-from headgate.registry.service_state import Lookup, kept, read_view
+from headgate.registry.service_reader import ServiceReader
+from headgate.registry.service_state import ServiceState, decode_view, encode_record
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.type_journal import Journals
+from headgate.registry.type_journal import TypeJournals
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.watch.feed import Feed, Snapshot
@@ -44,8 +44,8 @@ OVERRIDE = script(__package__, "override")
 PROTECTION = script(__package__, "protection")
 SETTLE = script(__package__, "settle")
 
-NOTE_SECONDS: Final = 20.0
-NOTE_ANEW_SECONDS: Final = 0.05
+REINDEX_SECONDS: Final = 20.0
+REINDEX_SOON_SECONDS: Final = 0.05
 SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
@@ -62,8 +62,8 @@ class Registry:
         self.settings = settings or RegistrySettings()
         self.index = Index(store, PART)
         self.checks = Index(store, "check")
-        self.directory = Directory(store)
-        self.recent_groups = RecentGroups(store, self.index)
+        self.locations = Locations(store)
+        self.group_cache = GroupCache(store, self.index)
         self.feed: Feed[Instance] = Feed(
             store,
             self._snapshot,
@@ -71,7 +71,7 @@ class Registry:
             open_watches=metrics.WATCHERS,
             lag=metrics.WATCH_LAG,
         )
-        self.journals = Journals(self)
+        self.journals = TypeJournals(self)
         settings = self.settings
         beat_shared = (settings.history,)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
@@ -84,8 +84,8 @@ class Registry:
         )
         self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
         self._things: dict[tuple[str, str, str], Thing] = {}
-        self._noted: dict[Thing, float] = {}
-        self._looks = Lookups(store, settings, self.feed.settle)
+        self._indexed_at: dict[Thing, float] = {}
+        self._reader = ServiceReader(store, settings, self.feed.settle)
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
         """Name a service; both names are checked."""
@@ -123,7 +123,7 @@ class Registry:
             except UnknownInstance:
                 raise full from None
             ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
-            return Registered(record.instance_id, (await self.look(thing)).revision, number, ttl_seconds)
+            return Registered(record.instance_id, (await self.read_service(thing)).revision, number, ttl_seconds)
 
     async def heartbeat(self, namespace: str, type: str, group: str, beat: InstanceBeat) -> int:
         """Renew an instance's lease with what the beat brings; give its registration number."""
@@ -131,7 +131,7 @@ class Registry:
 
     async def beat(self, thing: Thing, beat: InstanceBeat) -> int:
         """Renew a lease in a service; concurrent beats share one call."""
-        await self._note(thing)
+        await self._index_service(thing)
         try:
             reply = await self._beats.call(thing, *_item(beat))
         except HeadgateError as error:
@@ -142,7 +142,7 @@ class Registry:
 
     async def beat_many(self, thing: Thing, beats: Sequence[InstanceBeat]) -> list[int | HeadgateError]:
         """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
-        await self._note(thing)
+        await self._index_service(thing)
         outcomes: list[int | HeadgateError] = []
         for first in range(0, len(beats), BEATS_AT_ONCE):
             items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
@@ -155,7 +155,7 @@ class Registry:
 
     async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
         """Find the type and group of an instance that is known by its id alone."""
-        found = await self.directory.find(namespace, member_id(instance_id, "instanceId"))
+        found = await self.locations.find(namespace, member_id(instance_id, "instanceId"))
         if found is None:
             raise UnknownInstance
         type_, _, group = found.partition("/")
@@ -180,7 +180,7 @@ class Registry:
         """
         thing = self.service(namespace, type, group)
         if evict_seconds:
-            await self._note(thing, anew=True)
+            await self._index_service(thing, soon=True)
         reply = cast(
             "list[bytes | int]",
             await self.store.run(
@@ -196,7 +196,7 @@ class Registry:
             ),
         )
         if nonce is None or reply[1] == 1:  # else it may be another's
-            await self.directory.forget(namespace, thing.name, [instance_id])
+            await self.locations.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
 
     async def override(
@@ -208,7 +208,7 @@ class Registry:
         view = await self.store.run(
             OVERRIDE, thing, self.settings.history, member_id(instance_id, "instanceId"), *words
         )
-        return read_view(cast("bytes", view))
+        return decode_view(cast("bytes", view))
 
     async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
         """Switch a service's mass-expiry protection to auto or off."""
@@ -218,9 +218,11 @@ class Registry:
         if await self.store.run(PROTECTION, thing, mode) != 1:
             raise NotFound(f"There is no service {type}/{group}.")
 
-    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Lookup:
-        """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
-        return await self._looks.take(thing, healthy, tuple(filters))
+    async def read_service(
+        self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
+    ) -> ServiceState:
+        """See a service at one moment, in one round trip; who states while a state is on its way shares the next one."""
+        return await self._reader.read(thing, healthy, tuple(filters))
 
     async def discover(
         self,
@@ -233,17 +235,19 @@ class Registry:
     ) -> Listing:
         """Find instances of a service, or of all groups of a type."""
         if group is not None:
-            return (await self.look(self.service(namespace, type, group), healthy=healthy, filters=filters)).listing()
-        looks = await self.looks(namespace, type, healthy=healthy, filters=filters)
+            return (
+                await self.read_service(self.service(namespace, type, group), healthy=healthy, filters=filters)
+            ).listing()
+        states = await self.read_groups(namespace, type, healthy=healthy, filters=filters)
         return Listing(
-            instances=[instance for look in looks.values() for instance in look.instances],
-            revision=max((look.revision for look in looks.values()), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
-            revisions={name: look.revision for name, look in looks.items()},
-            epochs={name: look.epoch for name, look in looks.items()},
+            instances=[instance for state in states.values() for instance in state.instances],
+            revision=max((state.revision for state in states.values()), default=0),
+            epoch=max((state.epoch for state in states.values()), default="0"),
+            revisions={name: state.revision for name, state in states.items()},
+            epochs={name: state.epoch for name, state in states.items()},
         )
 
-    async def looks(
+    async def read_groups(
         self,
         namespace: str,
         type: str,
@@ -251,17 +255,17 @@ class Registry:
         healthy: bool | None = None,
         filters: Sequence[Filter] = (),
         groups: Mapping[str, Thing] | None = None,
-    ) -> dict[str, Lookup]:
+    ) -> dict[str, ServiceState]:
         """See every group of a type, or some of them."""
         if groups is None:
             groups = await self.groups(namespace, type)
         turn = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-        async def look(thing: Thing) -> Lookup:
+        async def read(thing: Thing) -> ServiceState:
             async with turn:
-                return await self.look(thing, healthy=healthy, filters=filters)
+                return await self.read_service(thing, healthy=healthy, filters=filters)
 
-        found = await asyncio.gather(*(look(thing) for thing in groups.values()))
+        found = await asyncio.gather(*(read(thing) for thing in groups.values()))
         return dict(zip(groups, found, strict=True))
 
     async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
@@ -284,15 +288,15 @@ class Registry:
         return found, None
 
     async def _summary(self, thing: Thing) -> ServiceSummary:
-        look = await self.look(thing)
+        state = await self.read_service(thing)
         type_, _, group = thing.name.partition("/")
         return ServiceSummary(
             type=type_,
             group=group,
-            instances=len(look.instances),
-            healthy=sum(instance.available for instance in look.instances),
-            revision=look.revision,
-            protection=look.protection,
+            instances=len(state.instances),
+            healthy=sum(instance.available for instance in state.instances),
+            revision=state.revision,
+            protection=state.protection,
         )
 
     async def _write(
@@ -300,14 +304,14 @@ class Registry:
     ) -> Registered:
         record = record.checked()
         thing = self.service(namespace, record.type, record.group)
-        await self._note(thing, anew=True)
+        await self._index_service(thing, soon=True)
         if record.check:
             await self.checks.put(thing, SWEEP_IN_MS)
-        noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
+        locating = asyncio.ensure_future(self.locations.put(namespace, record.instance_id, thing.name))
         try:
             return await self._register(thing, record, mode, registration, nonce or new_nonce())
         finally:
-            await noting
+            await locating
 
     async def _register(
         self, thing: Thing, record: Record, mode: str, registration: int | None, nonce: str
@@ -324,7 +328,7 @@ class Registry:
                 int(ttl_seconds * 1000),
                 int(record.ephemeral),
                 int(record.healthy),
-                kept(record),
+                encode_record(record),
                 check_json(record.metadata, "metadata"),
                 check_json(record.metrics, "metrics"),
                 msgspec.json.encode(record.check) if record.check else "",
@@ -337,19 +341,19 @@ class Registry:
         revision, number = (int(part) for part in cast("list[bytes]", reply))
         return Registered(record.instance_id, revision, number, ttl_seconds)
 
-    async def _note(self, thing: Thing, *, anew: bool = False) -> None:
+    async def _index_service(self, thing: Thing, *, soon: bool = False) -> None:
         """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
 
-        A registration notes it anew: an empty service is visited rarely, and this one will have a lease to watch. Those that
+        A registration notes it soon: an empty service is visited rarely, and this one will have a lease to watch. Those that
         come together share one note: nobody visits the service before it is due.
         """
         now = monotonic()
-        if now - self._noted.get(thing, -NOTE_SECONDS) < (NOTE_ANEW_SECONDS if anew else NOTE_SECONDS):
+        if now - self._indexed_at.get(thing, -REINDEX_SECONDS) < (REINDEX_SOON_SECONDS if soon else REINDEX_SECONDS):
             return
-        if len(self._noted) > 10_000:
-            self._noted.clear()
+        if len(self._indexed_at) > 10_000:
+            self._indexed_at.clear()
         await self.index.put(thing, SWEEP_IN_MS)
-        self._noted[thing] = now
+        self._indexed_at[thing] = now
 
     async def _settle(self, thing: Thing) -> None:
         """Give everybody in a service one lease after an outage; otherwise note that whoever is late was seen dead."""
@@ -358,8 +362,8 @@ class Registry:
             pass
 
     async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
-        look = await self.look(thing)
-        return Snapshot(look.instances, look.revision, look.epoch)
+        state = await self.read_service(thing)
+        return Snapshot(state.instances, state.revision, state.epoch)
 
 
 def _item(beat: InstanceBeat) -> tuple[Arg, Arg, Arg, Arg, Arg]:

@@ -1,4 +1,4 @@
-"""Looks at services: one script call for all who look together, and only what has changed since the last."""
+"""Looks at services: one script call for all who state together, and only what has changed since the last."""
 
 from __future__ import annotations
 
@@ -8,97 +8,97 @@ from typing import Final
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.registry.filters import Filter
-from headgate.registry.service_state import NOTHING, KnownLookup, Lookup, read_look
+from headgate.registry.service_state import NOTHING, CachedService, ServiceState, decode_state
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Arg, Store, Thing, script
 
 DISCOVER = script(__package__, "discover")
-KNOWN_SERVICES: Final = 256
+MOST_CACHED: Final = 256
 
 Key = tuple[Thing, bool | None, tuple[Filter, ...]]
 
 
-class Lookups:
+class ServiceReader:
     """What this process has on its way, and what it has read of the services it looked at last."""
 
     def __init__(self, store: Store, settings: RegistrySettings, settle: Callable[[Thing], Awaitable[None]]) -> None:
         self._store = store
         self._settings = settings
         self._settle = settle
-        self._known: dict[Thing, KnownLookup] = {}
-        self._asked: dict[Thing, None] = {}
-        self._waiting: dict[Key, asyncio.Task[Lookup]] = {}
-        self._under_way: dict[Key, asyncio.Task[Lookup]] = {}
+        self._cache: dict[Thing, CachedService] = {}
+        self._read_once: dict[Thing, None] = {}
+        self._pending: dict[Key, asyncio.Task[ServiceState]] = {}
+        self._in_flight: dict[Key, asyncio.Task[ServiceState]] = {}
 
-    async def take(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
+    async def read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
         """See a service at one moment, or those in it who pass.
 
         The store chooses for whoever asks once. Who asks again keeps what is there in mind and chooses for itself: that costs
         the store a fraction, since only what has changed is read.
         """
         if healthy is None and not filters:
-            return await self._take((thing, None, ()))
-        if thing in self._known or thing in self._asked:
-            return (await self._take((thing, None, ()))).chosen(healthy, filters)
-        self._asked[thing] = None
-        while len(self._asked) > KNOWN_SERVICES:
-            del self._asked[next(iter(self._asked))]
-        return await self._take((thing, healthy, filters))
+            return await self._read_shared((thing, None, ()))
+        if thing in self._cache or thing in self._read_once:
+            return (await self._read_shared((thing, None, ()))).filtered(healthy, filters)
+        self._read_once[thing] = None
+        while len(self._read_once) > MOST_CACHED:
+            del self._read_once[next(iter(self._read_once))]
+        return await self._read_shared((thing, healthy, filters))
 
-    async def _take(self, key: Key) -> Lookup:
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = self._store.errands.start(self._next(key))
-        return await asyncio.shield(waiting)
+    async def _read_shared(self, key: Key) -> ServiceState:
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = self._store.errands.start(self._next(key))
+        return await asyncio.shield(pending)
 
-    async def _next(self, key: Key) -> Lookup:
-        """Wait for the look that is on its way, if any, and then take one for all who have come meanwhile."""
-        before = self._under_way.get(key)
+    async def _next(self, key: Key) -> ServiceState:
+        """Wait for the state that is on its way, if any, and then take one for all who have come meanwhile."""
+        before = self._in_flight.get(key)
         task = asyncio.current_task()
         assert task is not None
         if before is not None:
             await asyncio.wait([before])
         else:
             await asyncio.sleep(0)
-        self._waiting.pop(key, None)
+        self._pending.pop(key, None)
         if before is not None and not before.cancelled() and isinstance(error := before.exception(), StoreUnavailable):
-            # A store that has just kept the others waiting for nothing is not waited for a second time.
+            # A store that has just kept the others pending for nothing is not waited for a second time.
             raise StoreUnavailable(error.public_detail, retry_after=error.retry_after).because(error.reason)
-        self._under_way[key] = task
+        self._in_flight[key] = task
         try:
-            return await self._read(*key)
+            return await self._read_now(*key)
         finally:
-            if self._under_way.get(key) is task:
-                del self._under_way[key]
+            if self._in_flight.get(key) is task:
+                del self._in_flight[key]
 
-    async def _read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
+    async def _read_now(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
         words: list[Arg] = [part for filter_ in filters for part in filter_.arguments()]
-        whole = healthy is None and not filters
-        known = self._known.get(thing, NOTHING) if whole else NOTHING
+        unfiltered = healthy is None and not filters
+        cached = self._cache.get(thing, NOTHING) if unfiltered else NOTHING
         choice = "" if healthy is None else int(healthy)
         settings = self._settings
-        for anyway in (0, 0, 0, 1):
+        for force in (0, 0, 0, 1):
             reply = await self._store.run(
                 DISCOVER,
                 thing,
                 settings.protect_from,
                 settings.protect_share,
                 choice,
-                known.shape,
-                known.figures,
-                anyway,
+                cached.shape,
+                cached.figures,
+                force,
                 *words,
             )
-            look = read_look(reply, known)
-            if look.state != "unsettled":
+            state = decode_state(reply, cached)
+            if state.status != "unsettled":
                 break
             await self._settle(thing)
-        if whole and look.known is not known:
-            self._keep(thing, look.known)
-        return look
+        if unfiltered and state.known is not cached:
+            self._keep(thing, state.known)
+        return state
 
-    def _keep(self, thing: Thing, known: KnownLookup) -> None:
-        self._known.pop(thing, None)
-        self._known[thing] = known
-        while len(self._known) > KNOWN_SERVICES:
-            del self._known[next(iter(self._known))]
+    def _keep(self, thing: Thing, cached: CachedService) -> None:
+        self._cache.pop(thing, None)
+        self._cache[thing] = cached
+        while len(self._cache) > MOST_CACHED:
+            del self._cache[next(iter(self._cache))]

@@ -50,7 +50,7 @@ class StoredInstance(msgspec.Struct, frozen=True, rename="camel"):
 _records = msgspec.json.Decoder(StoredInstance)
 
 
-class _View(msgspec.Struct, frozen=True):
+class _StoredView(msgspec.Struct, frozen=True):
     """An instance as a change carries it."""
 
     record: StoredInstance
@@ -64,39 +64,49 @@ class _View(msgspec.Struct, frozen=True):
 
 class _Removal(msgspec.Struct, frozen=True):
     reason: str
-    last: _View
+    last: _StoredView
 
 
-_views = msgspec.json.Decoder(_View)
+_views = msgspec.json.Decoder(_StoredView)
 _removals = msgspec.json.Decoder(_Removal)
 
 
-class ServiceShape:
+class CachedInstance:
     """What of an instance changes only with its registration, an override or its health."""
 
     __slots__ = (
-        "check", "decided", "draining", "enabled", "ephemeral", "metadata", "prefix", "record", "registration", "sound",
-        "ttl_ms", "weight",
+        "check",
+        "draining",
+        "enabled",
+        "ephemeral",
+        "healthy",
+        "metadata",
+        "override",
+        "prefix",
+        "record",
+        "registration",
+        "ttl_ms",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, record: StoredInstance, metadata: Json, state: str, override: str, check: Check | None) -> None:
         self.record, self.metadata, self.check = record, metadata, check
         registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
         self.registration, self.ttl_ms, self.ephemeral = int(registration), int(ttl_ms), ephemeral == "1"
-        self.sound = reported == "1" and checked == "1" and lapsed == "0"
+        self.healthy = reported == "1" and checked == "1" and lapsed == "0"
         self.prefix: bytes | None = None
         self.enabled, self.weight, self.draining = record.enabled, record.weight, False
-        self.decided: Override | None = None
+        self.override: Override | None = None
         if override != NO_OVERRIDE:
-            word = read_override(override)
-            self.decided = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
+            word = decode_override(override)
+            self.override = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
             self.enabled = record.enabled if word.enabled is None else word.enabled
             self.weight = record.weight if word.weight is None else word.weight
             self.draining = bool(word.drain)
 
     def available(self, *, late: bool, held: bool) -> bool:
         """Tell whether traffic may go there, as `Instance.available` does."""
-        return self.sound and (not late or held) and self.enabled and not self.draining
+        return self.healthy and (not late or held) and self.enabled and not self.draining
 
     def value(self, filter_: Filter, figures: bytes, deadline: float, *, late: bool, held: bool) -> object:
         """Give what a filter asks for; what it does not ask for is not read."""
@@ -115,12 +125,12 @@ class ServiceShape:
         return Instance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
             record.port, record.protocol, self.weight, self.enabled, self.ephemeral,
-            self.sound and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
+            self.healthy and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
             self.metadata, metrics, metrics, iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000,
-            self.registration, self.check, self.decided,
+            self.registration, self.check, self.override,
         )  # fmt: skip
 
-    def written(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
+    def to_json(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
         """Write the instance as JSON without building it; what does not change is written once."""
         prefix = self.prefix
         if prefix is None:
@@ -128,7 +138,7 @@ class ServiceShape:
             for name in ("healthy", "suspect", "metrics", "performance", "lastHeartbeat"):
                 del whole[name]
             prefix = self.prefix = msgspec.json.encode(whole)[:-1]
-        healthy = b"true" if self.sound and (not late or held) else b"false"
+        healthy = b"true" if self.healthy and (not late or held) else b"false"
         suspect = b"true" if late and held and deadline else b"false"
         beat = _beat_text(deadline - self.ttl_ms) if deadline else b""
         return b'%b,"healthy":%b,"suspect":%b,"metrics":%b,"performance":%b,"lastHeartbeat":"%b"}' % (
@@ -136,19 +146,19 @@ class ServiceShape:
         )  # fmt: skip
 
 
-class KnownLookup(msgspec.Struct, frozen=True):
+class CachedService(msgspec.Struct, frozen=True):
     """What a process has read of a service, and the marks by which it sees whether that still holds."""
 
     shape: bytes
     figures: bytes
-    shapes: dict[bytes, ServiceShape]
+    shapes: dict[bytes, CachedInstance]
     metrics: dict[bytes, bytes]
 
 
-NOTHING = KnownLookup(b"", b"", {}, {})
+NOTHING = CachedService(b"", b"", {}, {})
 
 
-class Lookup:
+class ServiceState:
     """A service at one moment, as one script call saw it."""
 
     def __init__(
@@ -160,11 +170,11 @@ class Lookup:
         held: bool,
         overdue: int,
         protection: Protection,
-        known: KnownLookup,
+        known: CachedService,
         deadlines: dict[bytes, float],
         extended: dict[bytes, float],
     ) -> None:
-        self.state, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
+        self.status, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
         self.overdue, self.protection, self.known = overdue, protection, known
         self._held = held
         self._deadlines = deadlines
@@ -184,12 +194,12 @@ class Lookup:
         """Write them as a JSON list; callers who looked together share it."""
         figures = self.known.metrics
         written = [
-            shape.written(figures.get(id_, b"{}"), deadline, late=late, held=held)
+            shape.to_json(figures.get(id_, b"{}"), deadline, late=late, held=held)
             for id_, shape, deadline, late, held in self._present()
         ]
         return b"[" + b",".join(written) + b"]"
 
-    def _present(self) -> Iterator[tuple[bytes, ServiceShape, float, bool, bool]]:
+    def _present(self) -> Iterator[tuple[bytes, CachedInstance, float, bool, bool]]:
         """Give who is there, with the deadline of the last heartbeat, whether that has passed, and whether it counts."""
         now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
@@ -199,7 +209,7 @@ class Lookup:
                 deadline = extended.get(id_, deadline)
                 yield id_, shape, deadline, deadline <= now, held
 
-    def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
+    def filtered(self, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
         """Keep those that pass, as the store would have chosen them."""
         figures = self.known.metrics
         shapes = {
@@ -211,9 +221,9 @@ class Lookup:
                 for filter_ in filters
             )
         }
-        known = KnownLookup(self.known.shape, self.known.figures, shapes, figures)
-        return Lookup(
-            self.state,
+        known = CachedService(self.known.shape, self.known.figures, shapes, figures)
+        return ServiceState(
+            self.status,
             self.epoch,
             self.revision,
             self.now_ms,
@@ -237,7 +247,7 @@ class Lookup:
         return Listing(instances=self.instances, revision=self.revision, epoch=self.epoch)
 
 
-def kept(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """Write the part of a record that is kept as it came."""
     return msgspec.json.encode(
         StoredInstance(
@@ -248,7 +258,7 @@ def kept(record: Record) -> bytes:
     )  # fmt: skip
 
 
-def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
+def decode_state(reply: Reply, known: CachedService = NOTHING) -> ServiceState:
     """Read what discover.lua gives; what it left out is as known."""
     parts = cast("list[Reply]", reply)
     state, epoch, revision, now = (cast("bytes", part) for part in parts[:4])
@@ -259,10 +269,10 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
         _by_id(cast("list[bytes]", flat)) for flat in parts[10:]
     )
     if shape and shape == known.shape:
-        seen = known if figures == known.figures else KnownLookup(shape, figures, known.shapes, metrics)
+        seen = known if figures == known.figures else CachedService(shape, figures, known.shapes, metrics)
     else:
         shapes = {
-            id_: ServiceShape(
+            id_: CachedInstance(
                 _records.decode(records[id_]),
                 _objects.decode(metadata[id_]),
                 words.decode(),
@@ -271,7 +281,7 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
             )
             for id_, words in states.items()
         }
-        seen = KnownLookup(shape, figures, shapes, metrics)
+        seen = CachedService(shape, figures, shapes, metrics)
     until = float(protected_until)
     kept = bool(held) or bool(extended)
     protection = Protection(
@@ -280,30 +290,30 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
         until=iso(until) if until else None,
         suspects=overdue if kept else 0,
     )
-    return Lookup(
+    return ServiceState(
         state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen,
         _scores(deadlines), _scores(extended),
     )  # fmt: skip
 
 
-def read_put(change: FeedChange) -> Instance:
+def decode_put(change: FeedChange) -> Instance:
     """Read the instance that a change brought."""
-    return read_view(change.value)
+    return decode_view(change.value)
 
 
-def read_view(view: bytes) -> Instance:
+def decode_view(view: bytes) -> Instance:
     """Read an instance as the store writes one by itself."""
     return _from_view(_views.decode(view))
 
 
-def read_removal(change: FeedChange) -> tuple[str, Instance]:
+def decode_removal(change: FeedChange) -> tuple[str, Instance]:
     """Read why an instance went, and what it last was."""
     removal = _removals.decode(change.value)
     return removal.reason, _from_view(removal.last)
 
 
-def _from_view(view: _View) -> Instance:
-    shape = ServiceShape(view.record, view.metadata, view.state, view.override, view.check)
+def _from_view(view: _StoredView) -> Instance:
+    shape = CachedInstance(view.record, view.metadata, view.state, view.override, view.check)
     return shape.instance(view.metrics, view.deadline, late=False, held=False)
 
 
@@ -317,7 +327,7 @@ def _beat_text(ms: float) -> bytes:
     return b"%b.%03dZ" % (_second_text(second), rest)
 
 
-def read_override(words: str) -> Override:
+def decode_override(words: str) -> Override:
     """Read an override's words."""
     enabled, weight, drain, _ = words.split(" ")
     return Override(

@@ -23,7 +23,7 @@ MOST_TOLD: Final = 10  # of those who died together, each by its name
 log = get_logger()
 
 
-class Swept(msgspec.Struct, frozen=True):
+class SweepResult(msgspec.Struct, frozen=True):
     """What one visit to a service did."""
 
     word: str
@@ -50,7 +50,7 @@ class Sweeper:
             if len(claims) < AT_ONCE:
                 return
 
-    async def sweep(self, thing: Thing) -> Swept:
+    async def sweep(self, thing: Thing) -> SweepResult:
         """Visit one service."""
         settings = self._registry.settings
         reply = cast(
@@ -70,11 +70,11 @@ class Sweeper:
         changed: dict[bytes, list[str]] = {b"removed": [], b"put": [], b"back": []}
         for id_, kind in zip(cast("list[bytes]", reply[4::2]), cast("list[bytes]", reply[5::2]), strict=True):
             changed[kind].append(id_.decode())
-        swept = Swept(word.decode(), next_ms, instances, suspects, *changed.values())
+        swept = SweepResult(word.decode(), next_ms, instances, suspects, *changed.values())
         self._measure(thing, swept)
         if swept.removed:
             log.info("instances expired", service=thing.name, namespace=thing.namespace, count=len(swept.removed))
-            await self._registry.directory.forget(thing.namespace, thing.name, swept.removed)
+            await self._registry.locations.forget(thing.namespace, thing.name, swept.removed)
         return swept
 
     async def _visit(self, claim: Claim) -> None:
@@ -86,7 +86,7 @@ class Sweeper:
         else:
             await self._registry.index.done(claim, swept.next_ms)
 
-    def _measure(self, thing: Thing, swept: Swept) -> None:
+    def _measure(self, thing: Thing, swept: SweepResult) -> None:
         name = metrics.service_label(thing)
         ended = [*swept.removed, *swept.marked]
         if ended:

@@ -17,7 +17,7 @@ from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
-from headgate.registry.service_state import Lookup, read_put, read_removal
+from headgate.registry.service_state import ServiceState, decode_put, decode_removal
 from headgate.registry.wire import InstancePut, InstanceRemoved, RegistryBookmark
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Reset, Snapshot
@@ -36,7 +36,7 @@ class Cursor(msgspec.Struct, frozen=True):
         return f"{self.journal}.{self.within}" if self.within else str(self.journal)
 
 
-class InstancesFound(msgspec.Struct, frozen=True):
+class GroupNotice(msgspec.Struct, frozen=True):
     """A notice of one group, or of all (""), and the cursor after it, if a watch can be resumed there."""
 
     group: str
@@ -66,7 +66,7 @@ async def watch_type(
 
 async def follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[InstancesFound, None]:
+) -> AsyncGenerator[GroupNotice, None]:
     """Follow every group of a type in the order of its journal; without a position the state of each group comes first."""
     async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
         async for together in notices:
@@ -76,7 +76,7 @@ async def follow_type(
 
 async def _follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[Sequence[InstancesFound], None]:
+) -> AsyncGenerator[Sequence[GroupNotice], None]:
     position, within = (after.journal, after.within) if after else (0, 0)
     ahead: dict[str, int] = {}  # groups whose state was told, which the journal has yet to reach
     complete_at = 0
@@ -89,29 +89,29 @@ async def _follow_type(
         async for notice in notices:
             match notice:
                 case Compacted() | Reset():
-                    yield (InstancesFound("", notice),)
+                    yield (GroupNotice("", notice),)
                 case Snapshot():
                     position, within = notice.revision, 0
                     state = await journal.state()
                     complete_at = state.complete_at
-                    ahead = {group: look.revision for group, look in state.looks.items()}
-                    groups = iter(state.looks.items())
+                    ahead = {group: state.revision for group, state in state.states.items()}
+                    groups = iter(state.states.items())
                     while some := list(islice(groups, GROUPS_AT_ONCE)):
-                        yield [found for group, look in some for found in _state_of(group, look)]
+                        yield [found for group, state in some for found in _state_of(group, state)]
                 case FeedChange():
                     start, until = (int(word) for word in notice.value.split(b" "))
                     start = max(start, ahead.get(notice.member, 0), within)
-                    told = await journal.read(notice.member, start, until) if start < until else []
-                    for each in told:
+                    notices_of_group = await journal.read(notice.member, start, until) if start < until else []
+                    for each in notices_of_group:
                         if isinstance(each, Snapshot):
                             ahead[notice.member] = each.revision
-                            complete_at = await journal.note({notice.member: each.revision})
-                        last = each is told[-1]
+                            complete_at = await journal.record({notice.member: each.revision})
+                        last = each is notices_of_group[-1]
                         cursor = Cursor(notice.revision) if last else Cursor(position, each.revision)
                         resumable = isinstance(each, FeedChange) and notice.revision >= complete_at
-                        found = InstancesFound(notice.member, each, cursor if resumable else None)
+                        found = GroupNotice(notice.member, each, cursor if resumable else None)
                         if isinstance(each, Snapshot):
-                            yield found, InstancesFound(notice.member, Bookmark(each.revision, each.epoch))
+                            yield found, GroupNotice(notice.member, Bookmark(each.revision, each.epoch))
                         else:
                             yield (found,)
                     position, within = notice.revision, 0
@@ -121,13 +121,13 @@ async def _follow_type(
             ends_state = isinstance(notice, FeedChange) and (bool(ahead) or notice.value.startswith(b"0 "))
             if position >= complete_at and (isinstance(notice, Bookmark) or ends_state):
                 ahead = {}
-                yield (InstancesFound("", Bookmark(position), Cursor(position)),)
+                yield (GroupNotice("", Bookmark(position), Cursor(position)),)
 
 
-def _state_of(group: str, look: Lookup) -> tuple[InstancesFound, InstancesFound]:
+def _state_of(group: str, state: ServiceState) -> tuple[GroupNotice, GroupNotice]:
     """Tell the state of a group, and that it is complete."""
-    told = Snapshot(look.instances, look.revision, look.epoch)
-    return InstancesFound(group, told), InstancesFound(group, Bookmark(look.revision, look.epoch))
+    snapshot = Snapshot(state.instances, state.revision, state.epoch)
+    return GroupNotice(group, snapshot), GroupNotice(group, Bookmark(state.revision, state.epoch))
 
 
 def read_cursor(text: str) -> Cursor:
@@ -145,7 +145,7 @@ def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
     return _render(notice, group, str(notice.revision))
 
 
-def _render_found(found: InstancesFound) -> bytes:
+def _render_found(found: GroupNotice) -> bytes:
     id_ = None if found.cursor is None else str(found.cursor)
     if isinstance(found.notice, FeedChange):
         return _rendered(found.notice, found.group, id_)
@@ -163,9 +163,9 @@ def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
     revision = notice.revision
     match notice:
         case FeedChange(kind="put"):
-            return event("put", InstancePut(revision, read_put(notice)), id_)
+            return event("put", InstancePut(revision, decode_put(notice)), id_)
         case FeedChange():
-            reason, _ = read_removal(notice)
+            reason, _ = decode_removal(notice)
             return event("removed", InstanceRemoved(revision, notice.member, group, reason), id_)
         case Snapshot():
             return b"".join(event("put", InstancePut(revision, item)) for item in notice.items)

@@ -289,11 +289,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "config.model": "ContentInvalid ContentType Draft NamespaceFull Published UnknownKey UnknownVersion Update Value",
+    "config.model": "ContentType Draft Published Update Value",
+    "config.problems": "ContentInvalid NamespaceFull UnknownKey UnknownVersion",
     "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
-    "registry.api": "BatchAnswer",
-    "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Protection Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
+    "registry.model": "Change Check CheckKind Instance Override OverrideChange Protection Record Registered ServiceSummary",
+    "registry.problems": "Evicted ServiceFull Superseded UnknownInstance",
+    "registry.wire": "BatchAnswer",
     "relay.model": "Counter JobState JobView Kind Limit Per Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
     "relay.problems": "CostTooHigh JobSending JobUnknown LineFull PermitExpired UpstreamFailed UpstreamTimeout UpstreamUnknown UserMissing",
     "sdk.client": "Headgate",

@@ -13,7 +13,7 @@ import msgspec
 
 from headgate import __version__
 from headgate.config.config import Config
-from headgate.config.live_settings import NAMESPACE, Apply, Dynamic, EdgeLimits, LogLevel
+from headgate.config.live_settings import NAMESPACE, Apply, EdgeLimits, LiveSettings, LogLevel
 from headgate.config.live_settings import LiveAlertTarget as LiveTarget
 from headgate.config.watch import follow
 from headgate.kit import logs
@@ -114,7 +114,7 @@ def live_settings(
     usual: Level,
     alerts: Alerts | None = None,
     limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
-) -> Dynamic:
+) -> LiveSettings:
     """Follow Headgate's own live settings and put them in force in this process."""
     apply: dict[str, Apply] = {"log/level": lambda said: _set_level(said, usual)}
     if alerts is not None:
@@ -132,7 +132,7 @@ def live_settings(
                 limiter.change(said.per_second.get(name))
 
         apply["edge/limits"] = limit
-    return Dynamic(lambda: follow(config, NAMESPACE, None), apply)
+    return LiveSettings(lambda: follow(config, NAMESPACE, None), apply)
 
 
 def _set_level(said: LogLevel, usual: Level) -> None:
