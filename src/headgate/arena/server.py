@@ -1,7 +1,7 @@
-"""The arena: players enter with a ticket, talk, and leave; its seats are on offer for as long as it runs.
+"""The arena server: players enter with a ticket, chat and leave; it offers its seats while it runs.
 
-It keeps its players whatever happens to the store. What the store should know of them it is told by reports, so a session whose
-end could not be told is gone with the next one.
+Players stay connected when the store is away. The store learns of sessions from periodic reports, so a session whose
+end could not be sent is removed by the next report.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEFT: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseC
 
 log = get_logger()
 
-# The library's log would repeat request lines, and so tickets.
+# The library logs request lines, which contain tickets.
 _silent = logging.getLogger("headgate.arena.websockets")
 _silent.propagate = False
 _silent.addHandler(logging.NullHandler())
@@ -51,16 +51,16 @@ _silent.setLevel(logging.CRITICAL)
 
 
 class _Connection(ServerConnection):
-    """A connection whose refusals by the library are problems too, like all others."""
+    """A connection that answers the library's own refusals with problem documents."""
 
     def __init__(self, protocol: ServerProtocol, *arguments: Any, **options: Any) -> None:
         super().__init__(protocol, *arguments, **options)
-        # `serve` makes the protocol itself, so this one method is replaced on the instance.
+        # `serve` creates the protocol itself, so this method is replaced on the instance.
         setattr(protocol, "reject", lambda status, _: handshake.library_refusal(int(status)))  # noqa: B010
 
 
 class Arena:
-    """One game server; `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
+    """One game server: `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
 
     def __init__(self, settings: ArenaSettings) -> None:
         self.room = ChatRoom(settings.backlog_bytes)
@@ -80,7 +80,7 @@ class Arena:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Listen, and give the port; nobody enters before `offer` has given it seats."""
+        """Listen and yield the port; handshakes are refused until `offer` is called."""
         settings = self._settings
         metrics.SOFT_CAP.labels(settings.queue).set(settings.capacity)
         metrics.MAX_CAP.labels(settings.queue).set(settings.max_capacity or settings.capacity)
@@ -94,7 +94,7 @@ class Arena:
                 process_request=self._handshake,
                 create_connection=_Connection,
                 select_subprotocol=_chosen,
-                compression=None,  # so that a frame is the same bytes for everybody
+                compression=None,  # so that a frame has the same bytes for everybody
                 server_header=None,
                 open_timeout=HANDSHAKE_SECONDS,
                 close_timeout=CLOSE_SECONDS,
@@ -104,7 +104,7 @@ class Arena:
             ) as server:
                 try:
                     yield next(iter(server.sockets)).getsockname()[1]
-                except BaseException as error:  # noqa: BLE001  # raised again below, as itself and not in a group
+                except BaseException as error:  # noqa: BLE001  # raised again below, outside of an exception group
                     failure = error
                 self.closing = True
             sweeping.cancel()
@@ -112,11 +112,11 @@ class Arena:
             raise failure
 
     def offer(self, seats: SeatService, check: TicketCheck) -> None:
-        """Say which seats players come to, and how their signed tickets are checked."""
+        """Set the seats that players take, and the check of signed tickets."""
         self._seats, self._check, self._redeemer = seats, check, TicketRedeemer(seats)
 
     async def drain(self) -> None:
-        """Take nobody new, tell the players, give them time, and send away whoever is still there."""
+        """Accept no new players, notify the present ones, give them time, and close the remaining connections."""
         self.closing = True
         if self._seats is not None:
             try:
@@ -138,7 +138,7 @@ class Arena:
         await self._empty.wait()
 
     async def _handshake(self, connection: ServerConnection, request: Request) -> Response:
-        """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
+        """Accept or refuse a handshake; the ticket is redeemed last, after all other checks."""
         outcome = "failed"
         try:
             with traces.request_span("GET", handshake.PATH, caller=_trace_of(request)) as span:
@@ -159,7 +159,7 @@ class Arena:
             raise NotFound(f"The game is at {handshake.PATH}.")
         self._origins.check(request)
         ticket = handshake.ticket_of(request)
-        # A signed ticket is checked without the store, so whoever holds a good one is not slowed down by others who guess.
+        # A signed ticket is verified without the store, so valid ones are not slowed down by others who guess.
         if not handshake.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
             raise RateLimited("Too many refused tickets from this address; wait a little.", retry_after=1)
         accepted = connection.protocol.accept(request)
@@ -181,12 +181,12 @@ class Arena:
     ) -> None:
         redeemed = await redeemer.redeem(await handshake.ticket_id(ticket, check))
         if self.closing:
-            # Whoever drains has not seen this player: there would be nobody to send them away.
+            # `drain` has not seen this player and would not close the connection.
             await self._end(redeemed.session_id, Reason.DROPPED)
             raise Draining("This server is closing; enter again and you will be given another.", retry_after=1)
         if isinstance(redeemed.traceparent, str):
             with traces.span("arena enter", traceparent=redeemed.traceparent, queue=redeemed.queue):
-                pass  # the player's own trace, from the entry on, ends here
+                pass  # ends the player's own trace, which began at the entry
         allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
         player = Player(connection, redeemed.session_id, redeemed.user.nickname, allowance)
         self._admitted[connection] = player
@@ -196,7 +196,7 @@ class Arena:
             raise Draining(retry_after=1)
 
     async def _attend(self, player: Player) -> None:
-        """Wait for a connection to end, however it ends, and then end its session."""
+        """Wait until a connection has ended, and then end its session."""
         connection = player.connection
         await connection.wait_closed()
         if self.room.players.pop(player.session_id, None) is not None:
@@ -228,7 +228,7 @@ class Arena:
             self._empty.set()
 
     async def _play(self, connection: ServerConnection) -> None:
-        """Read what a player sends, for as long as the connection lasts."""
+        """Read a player's frames while the connection lasts."""
         player = self._admitted[connection]
         self.room.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
         self.room.players[player.session_id] = player
@@ -236,7 +236,7 @@ class Arena:
         with suppress(ConnectionClosed):
             async for frame in connection:
                 self._receive(player, frame)
-                if player.why == "flood":  # whatever else is wrong with it, somebody else closes it
+                if player.why == "flood":  # for every other cause the connection is closed elsewhere
                     await connection.close(CloseCode.POLICY_VIOLATION, FLOODED)
 
     def _receive(self, player: Player, frame: str | bytes) -> None:
@@ -245,7 +245,7 @@ class Arena:
             metrics.RECEIVED.labels("too_fast").inc()
             if left < -FLOOD:
                 player.set_cause("flood", Reason.LEFT)
-            elif left > -2:  # once is enough: an answer to each would double the flood
+            elif left > -2:  # one notice is enough: an answer to each would double the flood
                 self._notice(player, "You are sending too fast; messages were dropped.")
             return
         try:
@@ -265,7 +265,7 @@ class Arena:
         self.room.send(player, framed(Notice(timestamp(), words)))
 
     async def _sweep(self) -> None:
-        """Close connections over which nothing has been said for too long."""
+        """Close idle connections."""
         idle = self._settings.idle_seconds
         while True:
             await asyncio.sleep(min(1.0, idle / SWEEPS))
@@ -281,13 +281,13 @@ class Arena:
 
 
 def _trace_of(request: Request) -> dict[str, str]:
-    """Give the trace context that came with a handshake."""
+    """Give the trace context of a handshake."""
     found = {name: request.headers.get_all(name) for name in ("traceparent", "tracestate")}
     return {name: values[0] for name, values in found.items() if values}
 
 
 def _chosen(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Answer a browser that hid the ticket among its subprotocols with the one that is no secret, if it named it."""
+    """Choose a subprotocol that is not the ticket, if the browser offered one."""
     if handshake.SUBPROTOCOL in offered:
         return Subprotocol(handshake.SUBPROTOCOL)
     return offered[0] if offered else None

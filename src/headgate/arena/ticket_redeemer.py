@@ -1,7 +1,7 @@
-"""Spending tickets so that a second try after an unknown outcome is the same attempt.
+"""Redeems tickets so that a retry after an unknown outcome is idempotent.
 
-When the store's answer is lost, the ticket may have been spent for the session that we named. Its owner, told to try again, must
-not find the ticket used: the next handshake with it names the same session again, and the store gives the same answer.
+When the store's answer is lost, the ticket may have been redeemed for the session that we named. The player's next
+handshake must not find the ticket used: it names the same session again, and the store gives the same answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_UNKNOWN: Final = 10_000
 
 
 class TicketRedeemer:
-    """The redeemer of one server."""
+    """Redeems tickets of one server."""
 
     def __init__(self, seats: SeatService) -> None:
         self._seats = seats
@@ -27,7 +27,7 @@ class TicketRedeemer:
         self._unknown: dict[str, str] = {}
 
     async def redeem(self, ticket_id: str) -> Redeemed:
-        """Spend a ticket for a session of its own; of several who show it at once, one may try."""
+        """Redeem a ticket for a new session; of concurrent handshakes with the same ticket only one is tried."""
         if ticket_id in self._in_flight:
             raise TicketUsed("Somebody else shows this ticket at this moment; it lets one in, once.")
         session_id = self._unknown.pop(ticket_id, None) or new_uuid()

@@ -1,4 +1,4 @@
-"""Config's routes."""
+"""HTTP routes of config."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_KEPT: Final = 16_384
 
 
 def operations(config: Config) -> list[Operation]:
-    """List config's routes."""
+    """List the routes of config."""
     api = ConfigRoutes(config)
     space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
     expecting = {
@@ -147,7 +147,7 @@ class ConfigRoutes:
         _may_write(call, self._config)
         expected = expected_version(call, ANY_VERSION)
         if expected is None:
-            # Deleting what is not there must not take a version.
+            # Deleting a missing key must not create a version.
             expected = (await self._config.get(call.namespace, key)).version
         draft = Draft(key, None, expected=expected)
         query: DeleteQuery = call.query
@@ -180,7 +180,7 @@ class ConfigRoutes:
         )
 
     async def roll_back_rest(self, call: Call) -> Published:
-        """Roll back a key with slashes in it, which the route of the others does not find."""
+        """Roll back a key that contains slashes, which the other route does not match."""
         key, word = _split(call.path["key"])
         if word != "rollback":
             raise NotFound
@@ -203,22 +203,22 @@ def _answer_of(entry: bytes, *, clear: bool) -> Answer:
     return _answer(value_of(entry), clear=clear)
 
 
-# The store is asked each time; only an answer that says the very same is not written again.
+# The store is read each time; only the encoding of an unchanged entry is cached.
 _cached_answer = lru_cache(maxsize=KEPT)(_answer_of)
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Take a word of our routes off the end of a path."""
+    """Split a verb of our routes off the end of a path."""
     key, _, word = path.rpartition("/")
     return (key, word) if key and word in VERBS else (check_key(path), "")
 
 
 def _may_see_secrets(call: Call) -> bool:
-    """Say whether the caller may see secrets."""
+    """Whether the caller may see secrets."""
     return call.caller.may(Access.SERVICE)
 
 
 def _may_write(call: Call, config: Config) -> None:
-    """Headgate's own settings are its administrators'."""
+    """Require an admin for Headgate's own settings."""
     if call.namespace in config.definitions and not call.caller.may(Access.ADMIN):
         raise Forbidden(f"Only an admin may change {call.namespace}.")

@@ -1,6 +1,6 @@
-"""What of Headgate's own settings may change while it runs: defined here by type, published like any other value.
+"""Headgate's own settings that can change while it runs, with their types; they are published like any other value.
 
-They are keys of the namespace `headgate`. What does not fit its type is refused before it is published, and a process that
+They are keys of the namespace `headgate`. A value of the wrong type is refused when it is published, and a process that
 cannot read a value keeps the one it has.
 """
 
@@ -51,7 +51,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class LiveAlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
-    SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
+    SECRET: ClassVar[bool] = True  # whoever has the address or the key can send alerts in our name
     url: str = ""
     format: Literal["generic", "slack", "pagerduty"] = "generic"
     key: str = ""
@@ -82,7 +82,7 @@ DEFINITIONS: Final[Mapping[str, type[Any]]] = {
 
 
 def definitions_of(kinds: Mapping[str, type[Any]] | None) -> list[Definition]:
-    """Show what may be set, with defaults."""
+    """List the settings with their defaults."""
     return [
         Definition(key, " ".join((kind.__doc__ or "").split()), msgspec.json.encode(kind()).decode())
         for key, kind in sorted((kinds or {}).items())
@@ -94,7 +94,7 @@ Apply = Callable[[Any], None]
 
 
 class LiveSettings:
-    """Keeps this process's live settings as they are published; `apply` has a function for each key that matters here."""
+    """Applies published live settings to this process; `apply` has a function for each key that it uses."""
 
     def __init__(self, follow: Follow, apply: Mapping[str, Apply]) -> None:
         self._follow = follow
@@ -123,7 +123,7 @@ class LiveSettings:
     def _apply_all(self, values: list[Value], *, lost: bool) -> None:
         found = {value.key: value for value in values}
         for key in self._apply:
-            if key in found or not lost:  # what the store may have lost, nobody has taken back
+            if key in found or not lost:  # a key that is missing after a loss of data keeps its last value
                 self._apply_value(found.get(key) or Value(key, 0, kind="removed"))
 
     def _apply_value(self, value: Value) -> None:

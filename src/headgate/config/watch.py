@@ -1,4 +1,4 @@
-"""Watches of a namespace as they leave the house: the present values, then every publish; late-comers get the latest."""
+"""Watches of a namespace: the current values, then every publish; a resumed watch first gets the latest of each changed key."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Keyed(msgspec.Struct, frozen=True):
     key: str
 
 
-MOST_CACHED: Final = 128  # publishes that are kept written, for whoever is a little behind; contents may be large
+MOST_CACHED: Final = 128  # publishes whose encoding is cached for watchers that lag; contents may be large
 Step = Snapshot[Value] | Update | Bookmark | Compacted | Reset
 _raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _keys = msgspec.json.Decoder(list[_Keyed])
 
 
 async def follow(config: Config, namespace: str, after: int | None) -> AsyncGenerator[Step, None]:
-    """Follow a namespace; whoever resumes gets each changed key's latest once, then every publish."""
+    """Follow a namespace; a resumed watch gets each changed key's latest value once, then every publish."""
     notices = config.feed.watch(config.space(namespace), after)
     if after is not None:
         notices = newest_of_each(notices)
@@ -45,7 +45,7 @@ async def follow(config: Config, namespace: str, after: int | None) -> AsyncGene
 def events(
     config: Config, namespace: str, after: int | None, *, clear: bool, keys: frozenset[str] | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Give a namespace's events; `clear` shows secret contents, `keys` leaves out all others."""
+    """Stream a namespace's events; `clear` shows secret contents, `keys` selects keys."""
     write = _write_clear if clear else _write_masked
     if keys is not None:
         write = partial(_write_some, clear=clear, keys=keys)
@@ -53,7 +53,7 @@ def events(
 
 
 async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
-    """Leave of what was missed, up to the first mark, only each key's newest version; no more than that is kept meanwhile."""
+    """Reduce the missed changes, up to the first bookmark, to each key's newest version, in bounded memory."""
     missed: dict[str, tuple[FeedChange, bytes]] | None = {}
     async with aclosing(notices):
         async for notice in notices:
@@ -70,7 +70,7 @@ async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
 def _keep_newest(missed: dict[str, tuple[FeedChange, bytes]], change: FeedChange) -> None:
     bare = msgspec.structs.replace(change, value=b"")
     for entry, raw in zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True):
-        missed.pop(entry.key, None)  # so that what is newest comes last
+        missed.pop(entry.key, None)  # so that the newest comes last
         missed[entry.key] = (bare, bytes(raw))
 
 
@@ -95,7 +95,7 @@ def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: froze
 
 @lru_cache(maxsize=MOST_CACHED)
 def _rendered(change: FeedChange, *, clear: bool) -> bytes:
-    """Write a publish once for all who watch, however late."""
+    """Encode a publish once for all watchers, also for those that lag."""
     return _write(change, None, clear=clear)
 
 
@@ -120,12 +120,12 @@ def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Va
 
 @lru_cache(maxsize=MOST_CACHED)
 def _read(change: FeedChange) -> Update:
-    """Read a publish once for all who watch."""
+    """Decode a publish once for all watchers."""
     return decode_update(change)
 
 
 def _render(revision: int, values: Sequence[Value], *, clear: bool) -> bytes:
-    """Write a publish; only its last event carries the id, so that nobody resumes in the middle of it."""
+    """Encode a publish; only its last event has the id, so that nobody resumes in the middle of it."""
     last = len(values) - 1
     return b"".join(
         event(

@@ -12,7 +12,7 @@ from headgate.kit.wire import Wire
 
 
 class Definition(msgspec.Struct, frozen=True, rename="camel"):
-    """One setting that may be changed live: what it means, and what holds while nothing is published."""
+    """A live setting: its description and its default."""
 
     key: str
     text: str
@@ -46,7 +46,7 @@ class ConfigBatchRequest(Wire, frozen=True):
 
 
 class ConfigBatchAnswer(Wire, frozen=True):
-    """The versions made, all at one revision."""
+    """The versions that were made, all at one revision."""
 
     versions: dict[str, int]
     revision: int
@@ -66,7 +66,7 @@ class Versions(Wire, frozen=True):
 
 
 class Values(Wire, frozen=True):
-    """All values of a namespace, and for a namespace of Headgate's own what may be set there."""
+    """All values of a namespace; for Headgate's own namespace also the settings that exist."""
 
     values: list[Value]
     revision: int
@@ -76,7 +76,7 @@ class Values(Wire, frozen=True):
 
 
 class GetQuery(Wire, frozen=True):
-    """For a history: only versions before this one, and at most so many."""
+    """For a history: versions before this one, and a limit. `version` reads one old version."""
 
     before: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
@@ -84,20 +84,20 @@ class GetQuery(Wire, frozen=True):
 
 
 class VersionsQuery(Wire, frozen=True):
-    """Only versions before this one, and at most so many."""
+    """Versions before this one, and a limit."""
 
     before: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
 
 
 class DeleteQuery(Wire, frozen=True):
-    """Why."""
+    """The reason of a deletion."""
 
     reason: str = ""
 
 
 class ConfigWatchQuery(Wire, frozen=True):
-    """From where on, and which keys only."""
+    """The revision to resume from, and the keys to watch."""
 
     revision: Annotated[int, Meta(ge=0)] | None = None
     key: list[str] = []
@@ -111,7 +111,7 @@ class ConfigBookmark(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ValueEvent(msgspec.Struct, frozen=True, rename="camel"):
-    """A key's new version, or its end."""
+    """A key's new version, or its deletion."""
 
     revision: int
     key: str

@@ -1,4 +1,4 @@
-"""One holder at a time, and the holder is told the truth: locks, elections, quorums and fences."""
+"""Locks with one holder at a time, elections, quorums and fences; a holder learns when its lock is lost."""
 
 from headgate.locks.election import Election, Leader
 from headgate.locks.fences import FencedValue, Fences

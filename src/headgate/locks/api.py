@@ -1,4 +1,4 @@
-"""The locks' routes, for languages without an SDK and for operators."""
+"""HTTP routes of locks, for languages without an SDK and for operators."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class LockRoutes:
             body.delay_seconds,
             body.label or call.caller.name[:MOST_LABEL],
             replicas=body.replicas,
-            # A client that heard nothing asks again in the same name; that we notice late does not take it from it.
+            # A client may retry under the same name; noticing late that the first request was cut must not release the second's lock.
             request_id=new_ulid() if body.holder is not None else "-",
         )
         granting = self._locks.take(request, holder)
-        # Whoever hangs up leaves the line.
+        # A client that disconnects stops waiting.
         grant = await (call.attend(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)
 

@@ -1,7 +1,7 @@
-"""Locks in one store: a FIFO line in the lock's own slot, hints and timers in place of polling.
+"""Locks in one store: waiters stand in FIFO order in the lock's own slot; hints and timers replace polling.
 
-Every call is repeated safely by the holder's name, so a lost reply costs nothing. Whoever is cancelled or cannot know how its
-call ended gives back, in the background, whatever it may have got; the connection keeps the order of the calls.
+Every call is idempotent by the holder's name, so a lost reply can be retried. A caller that is cancelled or does not know
+the outcome releases, in the background, whatever it may have got; the connection keeps the order of the calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = get_logger()
 
 
 class AcquireReply(NamedTuple):
-    """What the store said to one who asked: the fence, or the place in line and when to ask again."""
+    """The decoded reply of acquire.lua: the fence, or the place in line and when to ask again."""
 
     fence: int
     place: int
@@ -52,7 +52,7 @@ class AcquireReply(NamedTuple):
 
 
 class _Indexing:
-    """A lock that is being entered in the list of locks, and how many wait for that."""
+    """A lock that is being added to the index, and the number of callers that wait for that."""
 
     __slots__ = ("lock", "users")
 
@@ -78,17 +78,17 @@ class Locks(LockSource):
         self._loop = asyncio.get_running_loop()
 
     def thing(self, name: str, namespace: str | None = None) -> Thing:
-        """Name the thing that a lock is in the store."""
+        """Give the address of a lock in the store."""
         return self.store.thing("lock", thing_name(namespace or self.namespace, "namespace"), thing_name(name, "name"))
 
     async def grant(self, request: LockRequest, holder: str) -> Grant:
-        """Take a lock for a holder; asking again with the same name while it holds gives the same fence."""
+        """Acquire a lock for a holder; the same holder's name again gives the same fence."""
         thing = self.store.thing("lock", request.namespace, request.name)
         limit = None if request.wait is None else self._loop.time() + request.wait
         await self._index_lock(thing)
         line = self._lines.get(thing)
         if line is not None:
-            line.attend()  # it listens already, so nothing that happens from now on is missed
+            line.attend()  # already subscribed, so no hint from now on is missed
         try:
             sent = self._loop.time()
             turn = await self._ask(thing, request, holder, join=limit is None or limit > sent)
@@ -104,7 +104,7 @@ class Locks(LockSource):
         except (LockHeld, NotReplicated):
             raise
         except BaseException:
-            # Cancelled, or the store did not answer: what we asked for may have been given.
+            # Cancelled, or no reply: the lock may have been granted.
             self.withdraw_soon(request, holder)
             raise
         finally:
@@ -118,7 +118,7 @@ class Locks(LockSource):
         line.learn(turn.as_of, turn.opens_in)
         line.add(waiter)
         if self._closing:
-            waiter.called.set()  # whoever was there before it has been told
+            waiter.called.set()  # the waiters before it have been woken already
         away_since: float | None = None
         try:
             while True:
@@ -136,7 +136,7 @@ class Locks(LockSource):
                 except Closed:
                     raise
                 except StoreUnavailable:
-                    # Those in line outlast an outage of the store within their patience.
+                    # Waiters outlast an outage of the store for as long as they may wait.
                     away_since = away_since or sent
                     if self._loop.time() - away_since > AWAY_SECONDS or (limit and self._loop.time() > limit):
                         raise
@@ -150,8 +150,8 @@ class Locks(LockSource):
                 waiter.ahead = turn.ahead
                 line.learn(turn.as_of, turn.opens_in)
                 if turn.passed_over:
-                    # It was called and did not hear it, and so were those behind it here. They may be deaf for longer:
-                    # each looks once more within the grace of its next call.
+                    # It missed the hint that it was its turn, and so may those behind it here. Hints may be lost for longer:
+                    # each asks once more within the grace of its next turn.
                     self._loop.call_later(self._grace_ms / 2000, waiter.called.set)
                     if line.is_first(waiter):
                         line.call_all()
@@ -186,7 +186,7 @@ class Locks(LockSource):
     async def _ask_replicated(
         self, thing: Thing, request: LockRequest, holder: str, arguments: Sequence[Arg]
     ) -> list[int | bytes]:
-        """Ask so that a lock which is given counts only once enough replicas have it; else it is given back."""
+        """Acquire a lock that counts only once enough replicas have it; otherwise release it."""
         ack_seconds = min(self.settings.ack_ms / 1000, request.ttl * ACK_SHARE)
         answer, confirmed = await self.store.run_replicated(
             ACQUIRE, thing, *arguments, replicas=request.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
@@ -201,14 +201,14 @@ class Locks(LockSource):
         return cast("list[int | bytes]", answer)
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more."""
+        """Extend the lease to one TTL from now."""
         request = grant.request
         await self.renew_as(request.namespace, request.name, grant.holder, deadline=deadline)
 
     async def renew_as(
         self, namespace: str, name: str, holder: str, *, deadline: float | None = None
     ) -> tuple[int, float]:
-        """Renew in a holder's name; give its fence and TTL."""
+        """Renew by the holder's name; return its fence and TTL."""
         request = LockRequest(namespace, name, 1.0)
         reply = await self.store.run(
             RENEW, self.thing(name, namespace), checked_holder(holder), int(request.announced), deadline=deadline
@@ -217,32 +217,32 @@ class Locks(LockSource):
         return int(fence), int(ttl_ms) / 1000
 
     async def release_grant(self, grant: Grant) -> None:
-        """Give a lock back."""
+        """Release a lock."""
         request = grant.request
         await self._release(request, grant.holder, grant.holder[:NONCE_LETTERS])
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
-        """Give a lock back in a holder's name; raises NotHolder."""
+        """Release by the holder's name; raises NotHolder."""
         request = LockRequest(namespace, name, 1.0)
         try:
             await self._release(request, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
         except (NotHolder, InvalidRequest):
             raise
         except BaseException:
-            # It may have been given to one who waits here and will not hear of it.
+            # A waiter of this process may have been granted the lock without a hint.
             line = self._lines.get(self.thing(name, namespace))
             if line is not None:
                 line.call_all()
             raise
 
     async def withdraw(self, request: LockRequest, holder: str) -> None:
-        """Give back whatever a holder has."""
+        """Release the lock, or leave the line."""
         await self._release(request, holder, "")
 
     async def _release(self, request: LockRequest, holder: str, nonce: str) -> None:
         thing = self.store.thing("lock", request.namespace, request.name)
         sent = self._loop.time()
-        # What was asked for by the second connection is given up by it too, so that it comes after it.
+        # A request on the second connection is withdrawn there too, so that the order is kept.
         aside = request.replicas > 0 and not nonce
         request_id = "-" if nonce else request.request_id
         arguments = (holder, nonce, self.names.owner, int(request.announced), request_id)
@@ -252,7 +252,7 @@ class Locks(LockSource):
             return
         heir = cast("bytes", reply[1]).decode()
         if len(reply) == 2:
-            line.hand(heir, 0, sent)  # when its lease began is not known here: it asks
+            line.hand(heir, 0, sent)  # the start of its lease is not known here, so it asks
         else:
             line.learn(int(reply[3]), int(reply[4]) / 1000)
             line.hand(heir, int(reply[2]), sent)
@@ -260,7 +260,7 @@ class Locks(LockSource):
     async def break_lock(
         self, name: str, namespace: str | None = None, *, by: str, reason: str = "", fence: int | None = None
     ) -> int:
-        """Take a lock away from its holder; give the fence of the holding that ended, or 0 if none did."""
+        """Take a lock from its holder; return the fence that ended, or 0 if it was not held."""
         thing = self.thing(name, namespace)
         only = "" if fence is None else fence
         ended = int(cast("bytes", await self.store.run(BREAK, thing, new_ulid(), only, by, reason)))
@@ -269,23 +269,23 @@ class Locks(LockSource):
         return ended
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands."""
+        """Give the state of a lock."""
         return decode_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
 
     async def history(self, name: str, namespace: str | None = None, most: int = 20) -> Sequence[LockEvent]:
-        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        """List holdings of a lock that expired or were broken, the latest first."""
         thing = self.thing(name, namespace)
         reply = await self.store.read(thing, "XREVRANGE", thing.key("events"), "+", "-", "COUNT", most)
         return [decode_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
 
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
-        """Give the locks that are held or waited for, by name."""
+        """List the locks that are held or waited for, by name."""
         things = await self.index.list(namespace or self.namespace)
         states = await asyncio.gather(*(self.show(thing.name, thing.namespace) for thing in things))
         return [state for state in states if state.held or state.waiting]
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands."""
+        """Yield a lock's state now and after each change of holder."""
         thing = self.thing(name, namespace)
         return watch_lock(
             lambda on_hint: self.store.hints.listen(thing, "events", on_hint), lambda: self.show(name, namespace)
@@ -300,7 +300,7 @@ class Locks(LockSource):
         return await self.fences.get(namespace or self.namespace, key)
 
     def wake_waiters(self) -> None:
-        """Send those home who still wait."""
+        """Wake all waiters, so that they find this source closing."""
         for line in self._lines.values():
             line.call_all()
 
@@ -315,9 +315,9 @@ class Locks(LockSource):
         del self._lines[line.thing]
 
     async def _index_lock(self, thing: Thing) -> None:
-        """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there.
+        """Add a lock to the index from time to time; listings and the sweep use it.
 
-        Those who come while one enters it wait behind each other, so that they ask for the lock in the order they came.
+        Callers that come meanwhile wait in order, so that they ask for the lock in the order they came.
         """
         indexing = self._indexing.get(thing)
         if indexing is None:
@@ -341,7 +341,7 @@ class Locks(LockSource):
             try:
                 await self._put_in_index(thing)
             except HeadgateError as error:
-                # The list lives in another slot, maybe on another node: nobody waits for it while it is away.
+                # The index is in another slot, maybe on another node: locks do not wait for it while it is away.
                 log.warning("locks not listed", error=str(error))
                 if not self._unindexed:
                     self.start_task(self._retry_indexing())
@@ -354,7 +354,7 @@ class Locks(LockSource):
         await self.index.put(thing, due_in_ms=self.settings.keep_seconds * 1000)
 
     async def _retry_indexing(self) -> None:
-        """Enter what could not be entered before, once it can be."""
+        """Add locks to the index that could not be added before."""
         await asyncio.sleep(INDEX_RETRY_SECONDS)
         while self._unindexed:
             thing = next(iter(self._unindexed))
@@ -366,12 +366,12 @@ class Locks(LockSource):
 
 
 def _is_given(reply: Reply) -> bool:
-    """Tell whether acquire.lua gave the lock."""
+    """Whether acquire.lua granted the lock."""
     return isinstance(reply, list) and reply[0] == 1
 
 
 async def _called(waiter: LockWaiter, limit: float | None) -> bool:
-    """Wait until it may be this one's turn; False if its patience ends first."""
+    """Wait until it may be this waiter's turn; False on timeout."""
     if limit is None:
         return await waiter.called.wait()
     try:
@@ -382,7 +382,7 @@ async def _called(waiter: LockWaiter, limit: float | None) -> bool:
 
 
 def decode_event(fields: list[bytes]) -> LockEvent:
-    """Read one event of a lock's stream."""
+    """Decode one event of a lock's stream."""
     found = {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
     at = datetime.fromtimestamp(int(found["at"]) / 1000, UTC)
     return LockEvent(found["kind"], int(found["fence"]), at, found.get("by", ""), found.get("reason", ""))

@@ -19,7 +19,7 @@ Fence = Annotated[int, Meta(ge=1, le=MOST_FENCE)]
 
 
 class AcquireRequest(Wire):
-    """Ask for a lock; the same holder asking again while it holds gets the same fence."""
+    """A request for a lock; the same holder asking again while it holds gets the same fence."""
 
     ttl_seconds: Annotated[float, Meta(ge=1, le=LONGEST_TTL, examples=[10])]
     wait_seconds: Annotated[float, Meta(ge=0, le=LONGEST_WAIT)] = 0
@@ -32,7 +32,7 @@ class AcquireRequest(Wire):
 
 
 class Acquired(Wire):
-    """A lock that is yours: renew it before its TTL ends, and show its fence to what it guards."""
+    """A lock that you hold: renew it before its TTL ends, and send its fence to the guarded resource."""
 
     holder: str
     fence: int
@@ -40,20 +40,20 @@ class Acquired(Wire):
 
 
 class HolderRequest(Wire):
-    """Who renews or releases."""
+    """The holder that renews or releases."""
 
     holder: Holder
 
 
 class BreakRequest(Wire):
-    """Why a lock is taken away; with a fence, only if that holding is still the one."""
+    """The reason why a lock is broken; with a fence, only if that holding is still the current one."""
 
     reason: Annotated[str, Meta(max_length=500)] = ""
     fence: Fence | None = None
 
 
 class Broken(Wire):
-    """The fence of the holding that was ended; 0 if there was none."""
+    """The fence of the holding that was ended; 0 if the lock was free."""
 
     fence: int
 
@@ -65,7 +65,7 @@ class LockList(Wire):
 
 
 class LockHistory(Wire):
-    """How holdings ended against their holders' wish, the latest first."""
+    """Holdings that expired or were broken, the latest first."""
 
     events: Sequence[LockEvent]
 

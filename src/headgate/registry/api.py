@@ -1,4 +1,4 @@
-"""The registry's routes."""
+"""HTTP routes of the registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from headgate.store import Thing
 TAG: Final = "registry"
 MOST_BODY: Final = 131_072
 MOST_BATCH_BODY: Final = 4_194_304
-BEFORE_NAMES: Final = "!"  # sorts before every sign that a name can have
+BEFORE_NAMES: Final = "!"  # sorts before every character of a name
 
 
 def operations(registry: Registry, prober: Prober) -> list[Operation]:
@@ -222,7 +222,7 @@ class RegistryRoutes:
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
     async def _discover_page(self, call: Call, filters: Sequence[Filter]) -> Listing:
-        """Give a page of instances by group and id; groups behind it are not read."""
+        """Give one page of instances, ordered by group and id; groups after the page are not read."""
         query: DiscoverQuery = call.query
         registry, namespace, page = self._registry, call.namespace, query.page
         cursor = None
@@ -261,7 +261,7 @@ class RegistryRoutes:
         try:
             type_, group = await self._place(call)
         except UnknownInstance:
-            return  # already gone, as was asked
+            return  # already gone: deleting is idempotent
         query: RemoveInstanceQuery = call.query
         await self._registry.remove(
             call.namespace, type_, group, call.path["instanceId"], registration=query.registration, nonce=query.nonce
@@ -294,7 +294,7 @@ class RegistryRoutes:
         query: ServiceWatchQuery = call.query
         position = call.header("last-event-id") or query.revision
         if query.group is None:
-            self._registry.journals.thing(call.namespace, query.type)  # the type's name is checked before we answer
+            self._registry.journals.thing(call.namespace, query.type)  # validates the type before the stream starts
             after = read_cursor(position) if position else None
             return Stream(watch_type(self._registry, call.namespace, query.type, after))
         thing = self._registry.service(call.namespace, query.type, query.group)
@@ -325,7 +325,7 @@ class RegistryRoutes:
 
 
 def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
-    """Put the record of a heartbeat together: what stands beside it is newer, and where it is must not be said in two ways."""
+    """Merge a heartbeat into its record: fields of the heartbeat are newer; a different id, type or group is refused."""
     for field, said, outside in (
         ("instanceId", record.instance_id or instance_id, instance_id),
         ("type", record.type, beat.type or record.type),
@@ -352,7 +352,7 @@ def _beat(instance_id: str, beat: Heartbeat) -> InstanceBeat:
 
 
 def _body(state: ServiceState) -> bytes:
-    """Write a listing of one group, as `Listing` would be, from what is written already."""
+    """Encode the `Listing` of one group from its cached parts."""
     return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null,"nextPage":null}' % (
         state.body, state.revision, state.epoch.encode(),
     )  # fmt: skip

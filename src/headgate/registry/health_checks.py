@@ -1,4 +1,4 @@
-"""Health checks by workers: each is made by one of them, and another takes over from one that dies."""
+"""Runs health checks in workers: each check is claimed by one worker, and by another one if that worker dies."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _checks = msgspec.json.Decoder(Check)
 
 
 class DueCheck(msgspec.Struct, frozen=True):
-    """One check that is ours to make."""
+    """A health check that this worker has claimed."""
 
     instance: Instance
     check: Check
 
 
 class HealthChecker:
-    """Makes the checks that are due."""
+    """Runs the health checks that are due."""
 
     def __init__(self, registry: Registry, prober: Prober, alerts: Alerts) -> None:
         self._registry = registry
@@ -49,7 +49,7 @@ class HealthChecker:
         self._in_flight = 0
 
     async def step(self) -> None:
-        """Begin all checks that are due now; one that hangs holds up nobody else's."""
+        """Start all checks that are due; a check that hangs does not delay the others."""
         if self._in_flight < self._prober.at_once:
             for claim in await self._registry.checks.claim():
                 await self._visit(claim)
@@ -65,7 +65,7 @@ class HealthChecker:
         if next_ms < 0:
             await self._registry.checks.forget(claim)
             return
-        # Given back before the probes are made, so that other workers take the rest meanwhile.
+        # The claim is released before the probes run, so that other workers can claim the remaining checks.
         await self._registry.checks.done(claim, next_ms)
         words = cast("list[bytes]", reply[1:])
         due_checks = [_decode_due(*words[i : i + 4]) for i in range(0, len(words), 4)]
@@ -74,7 +74,7 @@ class HealthChecker:
             self._registry.store.errands.start(self._run(thing, due_checks))
 
     async def _run(self, thing: Thing, due_checks: list[DueCheck]) -> None:
-        """Make checks side by side; what they find is noted as it comes, those that end together in one call."""
+        """Run probes concurrently and save their outcomes as they come; those that end together are saved in one call."""
         probes = {asyncio.ensure_future(self._prober.healthy(due.instance, due.check)): due for due in due_checks}
         try:
             while probes:
@@ -95,7 +95,7 @@ class HealthChecker:
         soonest = LATEST_MS
         for due, passed in outcomes:
             check = due.check
-            # A little early or late each time: checks that started together drift apart.
+            # Jitter, so that checks that started together drift apart.
             pause = int(check.interval_seconds * 1000 * random.uniform(0.9, 1.1))
             soonest = min(soonest, pause)
             items += [

@@ -1,4 +1,4 @@
-"""What workers do for the registry."""
+"""Periodic jobs of workers for the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headgate.registry.sweep import Sweeper, sweep_job
 
 
 def jobs(registry: Registry, prober: Prober, alerts: Alerts) -> list[Job]:
-    """List the registry's jobs: the sweep, the health checks, the alerts."""
+    """List the jobs: the sweep, the health checks, the alerts."""
     return [
         sweep_job(Sweeper(registry, alerts)),
         check_job(HealthChecker(registry, prober, alerts)),

@@ -1,4 +1,4 @@
-"""Where things are: an instance known by its id alone (hints, spread over a few slots), and the groups of a type."""
+"""Finds the service of an instance by its id (hints in a few slots), and caches the groups of a type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_NAMESPACES: Final = 1000
 
 
 class Locations:
-    """Notes of where instances are; a lost or aged one only means that its owner is asked to register again."""
+    """Stored hints of which service an instance is in; without one, its owner is asked to register again."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,12 +34,12 @@ class Locations:
         self._cached: dict[tuple[str, str], tuple[str, float]] = {}
 
     async def put(self, namespace: str, instance_id: str, service: str) -> None:
-        """Note that an instance is in a service (`type/group`)."""
+        """Store that an instance is in a service (`type/group`)."""
         self._cache(namespace, instance_id, service)
         await self._puts.call(self._shard(namespace, instance_id), instance_id, service)
 
     async def find(self, namespace: str, instance_id: str) -> str | None:
-        """Give the service an instance is in, as far as anybody noted it."""
+        """Give the service of an instance, or None if there is no hint."""
         service, cached_at = self._cached.get((namespace, instance_id), ("", 0.0))
         if service and monotonic() - cached_at < REFRESH_SECONDS:
             return service
@@ -47,12 +47,14 @@ class Locations:
         found = cast("bytes | None", await self._store.read(shard, "HGET", shard.key("places"), instance_id))
         if found is None:
             return None
-        with suppress(StoreFull):  # the note is there, only older
-            await self.put(namespace, instance_id, found.decode())  # who is asked for by its id alone is not forgotten
+        with suppress(StoreFull):  # the old hint is still there
+            await self.put(
+                namespace, instance_id, found.decode()
+            )  # refreshes it, so that it does not expire while it is in use
         return found.decode()
 
     async def forget(self, namespace: str, service: str, instance_ids: Iterable[str]) -> None:
-        """Drop the notes of instances that have left a service (not if they are in another), and those nobody asked for in a month."""
+        """Delete the hints of instances that left a service (unless they moved), and those unused for a month."""
         by_shard: dict[Thing, list[str]] = {}
         for instance_id in instance_ids:
             if self._cached.get((namespace, instance_id), ("", 0.0))[0] == service:
@@ -76,7 +78,7 @@ class Locations:
 
 
 class GroupCache:
-    """The groups of a type as they were a moment ago: all who watch share one read of the list."""
+    """Caches the groups of a type for a moment, so that all watchers share one read of the index."""
 
     def __init__(self, store: Store, index: Index) -> None:
         self._store = store
@@ -84,7 +86,7 @@ class GroupCache:
         self._lists: dict[str, tuple[float, asyncio.Task[Sequence[Thing]]]] = {}
 
     async def get(self, namespace: str, type: str) -> dict[str, Thing]:
-        """Give the groups of a type that may exist."""
+        """List the groups of a type; some may be empty by now."""
         read_at, listing = self._lists.get(namespace, (0.0, None))
         if listing is None or monotonic() - read_at > GROUPS_FRESH_SECONDS:
             listing = self._store.errands.start(self._index.list(namespace))
@@ -95,7 +97,7 @@ class GroupCache:
         return groups_of(await asyncio.shield(listing), thing_name(type, "type"))
 
     def _end_listing(self, namespace: str, listing: asyncio.Task[Sequence[Thing]]) -> None:
-        """Forget a list that could not be read, with its error."""
+        """Drop a failed read from the cache."""
         if listing.cancelled() or listing.exception() is not None:
             _, known = self._lists.get(namespace, (0.0, None))
             if known is listing:
@@ -103,6 +105,6 @@ class GroupCache:
 
 
 def groups_of(things: Sequence[Thing], type_: str) -> dict[str, Thing]:
-    """Choose the services of a type, by their groups."""
+    """Select the services of a type, by group."""
     named = ((thing.name.partition("/"), thing) for thing in things)
     return {group: thing for (found, _, group), thing in named if found == type_}

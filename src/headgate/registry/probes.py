@@ -1,7 +1,7 @@
-"""Probes: really probes an instance whether it is there, over HTTP, TCP, gRPC or WebSocket.
+"""Probes check whether an instance responds, over HTTP, TCP, gRPC or WebSocket.
 
-A probe goes only where the settings allow, to the very address that was looked at, so that no name can lead it elsewhere
-between the look and the call.
+A probe connects only to networks that the settings allow, and to the very address that was checked, so that a changed
+DNS answer cannot redirect it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = get_logger()
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """Where a probe goes and how it asks."""
+    """The address and protocol of a probe."""
 
     kind: CheckKind
     scheme: str
@@ -50,7 +50,7 @@ class ProbeTarget(msgspec.Struct, frozen=True):
 
 
 class Prober:
-    """Makes probes; one per process."""
+    """Makes probes, with a limit on how many run at once; one per process."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Prober:
 
     @cached_property
     def _ssl_context(self) -> ssl.SSLContext:
-        """Load the authorities we trust when the first certificate is to be checked: that takes a while."""
+        """Load the trusted certificates on first use, because loading takes long."""
         return self._ssl_context_given or ssl.create_default_context()
 
     async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
-        """Ask an instance, by its check or else by its protocol and port; False for any failure."""
+        """Probe an instance by its check, or by its protocol and port; False on any failure."""
         timeout = check.timeout_seconds if check else DISCOVERY_TIMEOUT
         kind = check.kind if check else _KINDS.get(instance.protocol.lower(), CheckKind.TCP)
         outcome = False
@@ -81,13 +81,13 @@ class Prober:
                 target = target_of(instance, check)
                 async with asyncio.timeout(timeout):
                     outcome = target is not None and await self._probe(target)
-            except Exception as error:  # noqa: BLE001  # whatever strangers make of an address or an answer: it has failed
+            except Exception as error:  # noqa: BLE001  # addresses and answers come from outside: any failure means unhealthy
                 log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
         metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
         return outcome
 
     async def answering(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
-        """Keep those that answer a probe now, all asked side by side within one time limit."""
+        """Keep the instances that answer a probe now; all are probed concurrently within one time limit."""
         probes = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
         try:
             if probes:
@@ -99,7 +99,7 @@ class Prober:
             await asyncio.gather(*probes, return_exceptions=True)
 
     async def _probe(self, target: ProbeTarget) -> bool:
-        """Ask at each address that the name has, until one can be reached."""
+        """Try each address of the host until one can be reached."""
         addresses = await _addresses(target.host, target.port)
         for address in addresses:
             await self._refuse(target, address)
@@ -124,7 +124,7 @@ class Prober:
                 return await self._probe_websocket(target, address)
 
     async def _refuse(self, target: ProbeTarget, address: str) -> None:
-        """Refuse an address outside the allowed networks, and the store's by whatever name."""
+        """Refuse addresses outside the allowed networks, and those of the store."""
         ip = _ip(address)
         if not any(ip in network for network in self._networks if network.version == ip.version):
             raise ProbeForbidden(f"Health checks may not reach {address}; see registry.probe_networks.")
@@ -138,7 +138,7 @@ class Prober:
     async def _probe_http(self, target: ProbeTarget, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
         trust = self._ssl_context if target.scheme == "https" else False
-        # No time limits of their own here and below: the check has one.
+        # No timeouts here and below: the check has one.
         async with httpx2.AsyncClient(verify=trust, timeout=None, follow_redirects=False, trust_env=False) as client:
             request = client.build_request(
                 "GET",
@@ -173,7 +173,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 async def _probe_grpc(address: str, port: int) -> bool:
-    """Ask the gRPC health protocol for the server as a whole; an open port that is NOT_SERVING is unhealthy."""
+    """Call the gRPC health protocol for the whole server; NOT_SERVING is unhealthy."""
     try:
         import grpc
     except ImportError as error:
@@ -190,12 +190,12 @@ async def _probe_grpc(address: str, port: int) -> bool:
 
 
 def prober_for(store: Store, settings: RegistrySettings) -> Prober:
-    """Make the prober of a process: it reaches the networks that the settings allow, and never the store."""
+    """Make the prober of a process: it may reach the networks of the settings, but not the store."""
     return Prober(settings.probe_networks, forbidden=store.route.nodes, at_once=settings.probe_at_once)
 
 
 def target_of(instance: Instance, check: Check | None) -> ProbeTarget | None:
-    """Say where to ask: the check's own address, or the instance's; None if there is nowhere to."""
+    """Give the address to probe: the check's own, or the instance's; None if it has none."""
     protocol = instance.protocol.lower()
     kind = check.kind if check else _KINDS.get(protocol, CheckKind.TCP)
     if check and check.url and not check.url.startswith("/"):

@@ -1,4 +1,4 @@
-"""Instances for Prometheus: their numbers as an exposition, and themselves as targets."""
+"""Instances for Prometheus: their numeric metrics as an exposition, and their addresses as targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 async def exposition(registry: Registry, namespace: str) -> str:
-    """Give every number that instances report; at most so many lines."""
+    """Format every number that instances report, up to a limit of lines."""
     lines = [f"# HELP {NAME} What instances report of themselves.", f"# TYPE {NAME} gauge"]
     async for instance in _everyone(registry, namespace):
         for name, value in instance.metrics.items():
@@ -34,7 +34,7 @@ async def exposition(registry: Registry, namespace: str) -> str:
 
 
 async def target_groups(registry: Registry, namespace: str) -> list[TargetGroup]:
-    """Give every instance with an address as a target, with its labels."""
+    """List every instance that has an address as a target, with labels."""
     groups = []
     async for instance in _everyone(registry, namespace):
         if not instance.address or instance.port is None:

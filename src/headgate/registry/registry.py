@@ -1,4 +1,4 @@
-"""The registry: instances register, renew, are found, and leave."""
+"""The registry: registers instances, renews their leases, finds and removes them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Registry:
         self._reader = ServiceReader(store, settings, self.feed.settle)
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
-        """Name a service; both names are checked."""
+        """Give the address of a service in the store, after checking both names."""
         key = (namespace, type, group)
         thing = self._things.get(key)
         if thing is None:
@@ -101,17 +101,17 @@ class Registry:
     async def register(
         self, namespace: str, record: Record, *, nonce: str | None = None, registration: int | None = None
     ) -> Registered:
-        """Register an instance, or replace the one that has its id.
+        """Register an instance, or replace the one with the same id.
 
-        Asked again with the same nonce, it is the same registration. One that comes back gives the number it had, and is
-        refused if another has registered under its id since.
+        The same nonce again gives the same registration. A process that comes back sends its old registration number, and is
+        refused if another process has registered under its id since.
         """
         return await self._write(namespace, record, "register", registration, nonce)
 
     async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
-        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it.
+        """Send a heartbeat that carries the whole record; an unknown instance is registered by it.
 
-        A full store only renews the lease of an instance that it knows, with its metrics.
+        A full store only renews the lease and the metrics of an instance that it knows.
         """
         try:
             return await self._write(namespace, record, "renew", registration, None)
@@ -126,11 +126,11 @@ class Registry:
             return Registered(record.instance_id, (await self.read_service(thing)).revision, number, ttl_seconds)
 
     async def heartbeat(self, namespace: str, type: str, group: str, beat: InstanceBeat) -> int:
-        """Renew an instance's lease with what the beat brings; give its registration number."""
+        """Renew an instance's lease and update the fields of the beat; return its registration number."""
         return await self.beat(self.service(namespace, type, group), beat)
 
     async def beat(self, thing: Thing, beat: InstanceBeat) -> int:
-        """Renew a lease in a service; concurrent beats share one call."""
+        """Renew a lease in a service; concurrent heartbeats share one script call."""
         await self._index_service(thing)
         try:
             reply = await self._beats.call(thing, *_item(beat))
@@ -141,7 +141,7 @@ class Registry:
         return int(cast("bytes", reply))
 
     async def beat_many(self, thing: Thing, beats: Sequence[InstanceBeat]) -> list[int | HeadgateError]:
-        """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
+        """Renew many leases of one service in few calls; return a registration number or an error for each."""
         await self._index_service(thing)
         outcomes: list[int | HeadgateError] = []
         for first in range(0, len(beats), BEATS_AT_ONCE):
@@ -154,7 +154,7 @@ class Registry:
         return outcomes
 
     async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
-        """Find the type and group of an instance that is known by its id alone."""
+        """Find the type and group of an instance by its id; raises UnknownInstance."""
         found = await self.locations.find(namespace, member_id(instance_id, "instanceId"))
         if found is None:
             raise UnknownInstance
@@ -173,10 +173,10 @@ class Registry:
         reason: str = "removed",
         evict_seconds: float = 0,
     ) -> bool:
-        """Take an instance out; False if it was not there. With a time, it may not come back until then.
+        """Remove an instance; False if it was not there. With `evict_seconds` it may not register again for that long.
 
-        With a registration, whoever registered later is not taken out (Superseded); with a nonce alone, nobody but whom that
-        attempt has registered.
+        With a registration number, a later registration is not removed (Superseded). With only a nonce, just the registration
+        that was made with it is removed.
         """
         thing = self.service(namespace, type, group)
         if evict_seconds:
@@ -195,14 +195,14 @@ class Registry:
                 int(evict_seconds * 1000),
             ),
         )
-        if nonce is None or reply[1] == 1:  # else it may be another's
+        if nonce is None or reply[1] == 1:  # otherwise the id may belong to another registration
             await self.locations.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
 
     async def override(
         self, namespace: str, type: str, group: str, instance_id: str, change: OverrideChange
     ) -> Instance:
-        """Set what an operator decides for an instance."""
+        """Change an operator's override of an instance."""
         thing = self.service(namespace, type, group)
         words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
         view = await self.store.run(
@@ -221,7 +221,7 @@ class Registry:
     async def read_service(
         self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
     ) -> ServiceState:
-        """See a service at one moment, in one round trip; who states while a state is on its way shares the next one."""
+        """Read a service at one moment in one round trip; callers that come while a read is in flight share the next one."""
         return await self._reader.read(thing, healthy, tuple(filters))
 
     async def discover(
@@ -256,7 +256,7 @@ class Registry:
         filters: Sequence[Filter] = (),
         groups: Mapping[str, Thing] | None = None,
     ) -> dict[str, ServiceState]:
-        """See every group of a type, or some of them."""
+        """Read every group of a type, or the given ones."""
         if groups is None:
             groups = await self.groups(namespace, type)
         turn = asyncio.Semaphore(GROUPS_AT_ONCE)
@@ -269,14 +269,14 @@ class Registry:
         return dict(zip(groups, found, strict=True))
 
     async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
-        """Give the groups of a type that may exist."""
+        """List the groups of a type; some may be empty by now."""
         thing_name(type, "type")
         return groups_of(await self.index.list(namespace), type)
 
     async def services(
         self, namespace: str, *, limit: int | None = None, page: str | None = None
     ) -> tuple[list[ServiceSummary], str | None]:
-        """Tell what exists after a page, with counts, and the next page; services without instances are left out."""
+        """List services with counts, and the next page; services without instances are left out."""
         things = sorted(await self.index.list(namespace), key=lambda thing: thing.name)
         found: list[ServiceSummary] = []
         for batch in batches([thing for thing in things if page is None or thing.name > page], GROUPS_AT_ONCE):
@@ -332,7 +332,9 @@ class Registry:
                 check_json(record.metadata, "metadata"),
                 check_json(record.metrics, "metrics"),
                 msgspec.json.encode(record.check) if record.check else "",
-                int(random.uniform(0, min(interval_ms, 5000))),  # checks of instances that start together are spread
+                int(
+                    random.uniform(0, min(interval_ms, 5000))
+                ),  # spreads the first checks of instances that start together
             )
         except HeadgateError as error:
             metrics.REGISTRATIONS.labels(error.code).inc()
@@ -342,10 +344,10 @@ class Registry:
         return Registered(record.instance_id, revision, number, ttl_seconds)
 
     async def _index_service(self, thing: Thing, *, soon: bool = False) -> None:
-        """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
+        """Put a service into the index of the sweep before it is written, and again from time to time.
 
-        A registration notes it soon: an empty service is visited rarely, and this one will have a lease to watch. Those that
-        come together share one note: nobody visits the service before it is due.
+        A registration repeats it `soon`: an empty service is swept rarely, and this one gets a lease that can end. Registrations
+        within 50 ms share one call, because the service is not due before that.
         """
         now = monotonic()
         if now - self._indexed_at.get(thing, -REINDEX_SECONDS) < (REINDEX_SOON_SECONDS if soon else REINDEX_SECONDS):
@@ -356,7 +358,7 @@ class Registry:
         self._indexed_at[thing] = now
 
     async def _settle(self, thing: Thing) -> None:
-        """Give everybody in a service one lease after an outage; otherwise note that whoever is late was seen dead."""
+        """After an outage, extend every lease of a service by one TTL; otherwise record which instances were already dead."""
         settings = self.settings
         while not await self.store.run(SETTLE, thing, SETTLED_AT_ONCE, settings.protect_from, settings.protect_share):
             pass
@@ -367,7 +369,7 @@ class Registry:
 
 
 def _item(beat: InstanceBeat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
-    """Write a beat as the script takes it."""
+    """Encode a heartbeat as arguments of the script."""
     return (
         member_id(beat.instance_id, "instanceId"),
         "" if beat.registration is None else beat.registration,

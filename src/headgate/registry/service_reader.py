@@ -1,4 +1,4 @@
-"""Looks at services: one script call for all who state together, and only what has changed since the last."""
+"""Reads services: concurrent callers share one script call, which transfers only changes since the last read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[Thing, bool | None, tuple[Filter, ...]]
 
 
 class ServiceReader:
-    """What this process has on its way, and what it has read of the services it looked at last."""
+    """Shares reads that are in flight, and caches the services that were read last."""
 
     def __init__(self, store: Store, settings: RegistrySettings, settle: Callable[[Thing], Awaitable[None]]) -> None:
         self._store = store
@@ -31,10 +31,10 @@ class ServiceReader:
         self._in_flight: dict[Key, asyncio.Task[ServiceState]] = {}
 
     async def read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
-        """See a service at one moment, or those in it who pass.
+        """Read a service at one moment, or only the instances that pass.
 
-        The store chooses for whoever asks once. Who asks again keeps what is there in mind and chooses for itself: that costs
-        the store a fraction, since only what has changed is read.
+        The first filtered read of a service is filtered by the store. After that the whole service is cached and filtered here:
+        this costs the store a fraction, because only changes are transferred.
         """
         if healthy is None and not filters:
             return await self._read_shared((thing, None, ()))
@@ -52,7 +52,7 @@ class ServiceReader:
         return await asyncio.shield(pending)
 
     async def _next(self, key: Key) -> ServiceState:
-        """Wait for the state that is on its way, if any, and then take one for all who have come meanwhile."""
+        """Wait for the read that is in flight, if any, and then read once for all callers that have come meanwhile."""
         before = self._in_flight.get(key)
         task = asyncio.current_task()
         assert task is not None
@@ -62,7 +62,7 @@ class ServiceReader:
             await asyncio.sleep(0)
         self._pending.pop(key, None)
         if before is not None and not before.cancelled() and isinstance(error := before.exception(), StoreUnavailable):
-            # A store that has just kept the others pending for nothing is not waited for a second time.
+            # The read before has just timed out, so this one fails at once instead of waiting for a second timeout.
             raise StoreUnavailable(error.public_detail, retry_after=error.retry_after).because(error.reason)
         self._in_flight[key] = task
         try:

@@ -1,4 +1,4 @@
-"""From what the store keeps of an instance to the instance that others see."""
+"""Decodes the store's data of a service: its instances at one moment, cached between reads as far as they stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _checks = msgspec.json.Decoder(Check)
 
 
 class StoredInstance(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of a record that is kept as it came; the rest has places of its own."""
+    """The fields of a record that are stored as they came; the other fields have keys of their own."""
 
     instance_id: str
     type: str
@@ -51,7 +51,7 @@ _records = msgspec.json.Decoder(StoredInstance)
 
 
 class _StoredView(msgspec.Struct, frozen=True):
-    """An instance as a change carries it."""
+    """An instance as a change event carries it."""
 
     record: StoredInstance
     metadata: Json
@@ -72,7 +72,7 @@ _removals = msgspec.json.Decoder(_Removal)
 
 
 class CachedInstance:
-    """What of an instance changes only with its registration, an override or its health."""
+    """The part of an instance that changes only with its registration, its override or its health."""
 
     __slots__ = (
         "check",
@@ -99,17 +99,17 @@ class CachedInstance:
         self.override: Override | None = None
         if override != NO_OVERRIDE:
             word = decode_override(override)
-            self.override = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
+            self.override = word if word != UNDECIDED else None  # an expired override has no effect
             self.enabled = record.enabled if word.enabled is None else word.enabled
             self.weight = record.weight if word.weight is None else word.weight
             self.draining = bool(word.drain)
 
     def available(self, *, late: bool, held: bool) -> bool:
-        """Tell whether traffic may go there, as `Instance.available` does."""
+        """Whether traffic may be sent there, as `Instance.available` says."""
         return self.healthy and (not late or held) and self.enabled and not self.draining
 
     def value(self, filter_: Filter, figures: bytes, deadline: float, *, late: bool, held: bool) -> object:
-        """Give what a filter asks for; what it does not ask for is not read."""
+        """Give the value that a filter compares, decoding only the part that it needs."""
         match filter_.part:
             case "metadata":
                 return self.metadata.get(filter_.key)
@@ -120,7 +120,7 @@ class CachedInstance:
         return value_of(self.instance({}, deadline, late=late, held=held), filter_)
 
     def instance(self, metrics: Json, deadline: float, *, late: bool, held: bool) -> Instance:
-        """Put the instance together as it is now."""
+        """Build the instance as it is now."""
         record = self.record
         return Instance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
@@ -131,7 +131,7 @@ class CachedInstance:
         )  # fmt: skip
 
     def to_json(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
-        """Write the instance as JSON without building it; what does not change is written once."""
+        """Encode the instance as JSON without building it; the part that does not change is encoded once."""
         prefix = self.prefix
         if prefix is None:
             whole = msgspec.to_builtins(self.instance({}, 0, late=False, held=False))
@@ -147,7 +147,7 @@ class CachedInstance:
 
 
 class CachedService(msgspec.Struct, frozen=True):
-    """What a process has read of a service, and the marks by which it sees whether that still holds."""
+    """The last read of a service, with the store's version tags of its instances and of their metrics."""
 
     shape: bytes
     figures: bytes
@@ -159,7 +159,7 @@ NOTHING = CachedService(b"", b"", {}, {})
 
 
 class ServiceState:
-    """A service at one moment, as one script call saw it."""
+    """A service at one moment, as one script call read it."""
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class ServiceState:
         self.overdue, self.protection, self.known = overdue, protection, known
         self._held = held
         self._deadlines = deadlines
-        self._extended = extended  # deadlines before an outage, of those who have a lease more since
+        self._extended = extended  # deadlines before an outage, for instances whose lease was extended after it
 
     @cached_property
     def instances(self) -> list[Instance]:
-        """Give all who are there."""
+        """All instances that are present."""
         figures = self.known.metrics
         return [
             shape.instance(_objects.decode(figures.get(id_, b"{}")), deadline, late=late, held=held)
@@ -191,7 +191,7 @@ class ServiceState:
 
     @cached_property
     def body(self) -> bytes:
-        """Write them as a JSON list; callers who looked together share it."""
+        """The instances as a JSON list, encoded once for all callers that share the read."""
         figures = self.known.metrics
         written = [
             shape.to_json(figures.get(id_, b"{}"), deadline, late=late, held=held)
@@ -200,7 +200,7 @@ class ServiceState:
         return b"[" + b",".join(written) + b"]"
 
     def _present(self) -> Iterator[tuple[bytes, CachedInstance, float, bool, bool]]:
-        """Give who is there, with the deadline of the last heartbeat, whether that has passed, and whether it counts."""
+        """Yield (id, instance, deadline of the last heartbeat, whether it has passed, whether the lease still holds)."""
         now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
             deadline = deadlines.get(id_, 0.0)
@@ -210,7 +210,7 @@ class ServiceState:
                 yield id_, shape, deadline, deadline <= now, held
 
     def filtered(self, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
-        """Keep those that pass, as the store would have chosen them."""
+        """Keep the instances that pass, with the same result as the store's own filters."""
         figures = self.known.metrics
         shapes = {
             id_: shape
@@ -236,19 +236,19 @@ class ServiceState:
         )
 
     def tag(self, *, by_metrics: bool) -> str:
-        """Name what is in it. Whoever is late, or chosen by metrics, comes and goes without a revision."""
+        """Give an ETag of the content; late instances and filters on metrics change it without a new revision."""
         if not self.overdue and not by_metrics:
             return str(self.revision)
         names = b",".join(sorted(id_ + b"!" if late else id_ for id_, _, _, late, _ in self._present()))
         return f"{self.revision}-{blake2b(names, digest_size=8).hexdigest()}"
 
     def listing(self) -> Listing:
-        """Give it as the answer to a discovery."""
+        """Convert it to the answer to a discovery."""
         return Listing(instances=self.instances, revision=self.revision, epoch=self.epoch)
 
 
 def encode_record(record: Record) -> bytes:
-    """Write the part of a record that is kept as it came."""
+    """Encode the fields of a record that are stored as they came."""
     return msgspec.json.encode(
         StoredInstance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
@@ -259,7 +259,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_state(reply: Reply, known: CachedService = NOTHING) -> ServiceState:
-    """Read what discover.lua gives; what it left out is as known."""
+    """Decode the reply of discover.lua; parts that it left out are taken from the cache."""
     parts = cast("list[Reply]", reply)
     state, epoch, revision, now = (cast("bytes", part) for part in parts[:4])
     held, overdue, mode, protected_until, shape, figures = cast(
@@ -297,17 +297,17 @@ def decode_state(reply: Reply, known: CachedService = NOTHING) -> ServiceState:
 
 
 def decode_put(change: FeedChange) -> Instance:
-    """Read the instance that a change brought."""
+    """Decode the instance in a change event."""
     return decode_view(change.value)
 
 
 def decode_view(view: bytes) -> Instance:
-    """Read an instance as the store writes one by itself."""
+    """Decode an instance that a script returned by itself."""
     return _from_view(_views.decode(view))
 
 
 def decode_removal(change: FeedChange) -> tuple[str, Instance]:
-    """Read why an instance went, and what it last was."""
+    """Decode the reason of a removal, and the instance as it last was."""
     removal = _removals.decode(change.value)
     return removal.reason, _from_view(removal.last)
 
@@ -328,7 +328,7 @@ def _beat_text(ms: float) -> bytes:
 
 
 def decode_override(words: str) -> Override:
-    """Read an override's words."""
+    """Decode the stored form of an override."""
     enabled, weight, drain, _ = words.split(" ")
     return Override(
         enabled=None if enabled == "-" else enabled == "1",

@@ -1,11 +1,11 @@
-"""The journal of a type: in which order its groups changed, so that one number says where a watch of all groups is.
+"""The journal of a type records in which order its groups changed, so that one number is the cursor of a watch of all groups.
 
-Each group is a service in a slot of its own with revisions of its own, and a cursor that named them all would grow with
-their number. So whichever processes watch a type note in one stream, the journal, that a group has moved from one revision
-to another; the script refuses what is noted already. A watcher reads the journal and then the named changes of the named
-group. Its cursor is a revision of the journal, and inside an entry also one of the group.
+Each group is a service in a slot of its own with its own revisions, and a cursor that named them all would grow with
+their number. So every process that watches a type records in one stream, the journal, that a group moved from one
+revision to another; the script ignores a move that is already recorded. A watcher reads the journal and then those
+changes of that group. Its cursor is a revision of the journal, and inside an entry also one of the group.
 
-Processes learn that a group has moved by hints, which carry the revision, and by reading a few groups each second.
+Processes learn that a group has moved from hints, which carry the revision, and by polling a few groups each second.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = get_logger()
 
 
 class TypeJournals:
-    """The journals of all types that somebody in this process watches."""
+    """The journals of all types that are watched in this process."""
 
     def __init__(self, registry: Registry) -> None:
         self.feed: Feed[None] = Feed(registry.store, self._snapshot)
@@ -54,12 +54,12 @@ class TypeJournals:
         self._open: dict[Thing, TypeJournal] = {}
 
     def thing(self, namespace: str, type_: str) -> Thing:
-        """Name a type's journal."""
+        """Give the address of a type's journal in the store."""
         return self._registry.store.thing("type", namespace, thing_name(type_, "type"))
 
     @asynccontextmanager
     async def open(self, namespace: str, type_: str) -> AsyncIterator[TypeJournal]:
-        """Keep a type's journal up to date for as long as the block lasts."""
+        """Keep a type's journal up to date while the block runs."""
         thing = self.thing(namespace, type_)
         journal = self._open.get(thing)
         if journal is None:
@@ -79,9 +79,9 @@ class TypeJournals:
         return (await self.feed.read(self.thing(namespace, type_), 0, 1)).revision
 
     async def cursor_of(self, namespace: str, type_: str, revisions: Mapping[str, int], before: int) -> int:
-        """Give a position from which a watch tells everything after these revisions of the groups.
+        """Give a position from which a watch sends every change after these revisions of the groups.
 
-        `before` is the position before they were read; from there on nothing is missed, but something may be told twice.
+        `before` is the position before the groups were read; from there nothing is missed, but some changes may be sent twice.
         """
         thing = self.thing(namespace, type_)
         for _ in range(2):
@@ -93,7 +93,7 @@ class TypeJournals:
         return before
 
     async def record(self, thing: Thing, revisions: Mapping[str, int]) -> int:
-        """Note how far groups are; give the journal's revision after that."""
+        """Record the revisions of groups; return the journal's revision after that."""
         position = 0
         for batch in _batches(revisions.items()):
             position, _ = await self._record(thing, batch)
@@ -115,14 +115,14 @@ class TypeJournals:
 
 
 class JournalState(msgspec.Struct, frozen=True):
-    """The groups of a type, and the journal's revision at which it has noted them all."""
+    """The groups of a type, and the journal's revision at which all of them are recorded."""
 
     states: dict[str, ServiceState]
     complete_at: int
 
 
 class TypeJournal:
-    """Notes what the groups of one type do, and reads what they did for all who watch."""
+    """Records the changes of the groups of one type, and reads them for all watchers."""
 
     def __init__(self, registry: Registry, thing: Thing) -> None:
         self.watchers = 0
@@ -143,21 +143,21 @@ class TypeJournal:
         self._state_in_flight: asyncio.Task[JournalState] | None = None
 
     def start(self) -> None:
-        """Begin to follow the groups."""
+        """Start to follow the groups."""
         self._task = self._registry.store.errands.start(self._follow())
 
     async def stop(self) -> None:
-        """Follow them no more."""
+        """Stop following the groups."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
     async def record(self, revisions: Mapping[str, int]) -> int:
-        """Note how far groups are; give the journal's revision after that."""
+        """Record the revisions of groups; return the journal's revision after that."""
         return await self._registry.journals.record(self.thing, revisions)
 
     async def state(self) -> JournalState:
-        """Read all groups as they are now, or a moment later; watchers who begin together share one read."""
+        """Read the state of all groups; watchers that start together share one read."""
         if self._next_state is None:
             self._next_state = self._registry.store.errands.start(self._read_state())
         return await asyncio.shield(self._next_state)
@@ -165,7 +165,7 @@ class TypeJournal:
     async def _read_state(self) -> JournalState:
         before, task = self._state_in_flight, self._next_state
         if before is not None:
-            await asyncio.wait([before])  # it may have begun before the position of who asks now
+            await asyncio.wait([before])  # that read may have started before this caller's position
         else:
             await asyncio.sleep(0)
         self._next_state, self._state_in_flight = None, task
@@ -178,12 +178,12 @@ class TypeJournal:
                 self._state_in_flight = None
 
     async def catch_up(self) -> None:
-        """Note all that happened while nobody in this process watched."""
+        """Record the changes that happened while no watcher of this process was there."""
         if not self._caught_up:
             await self._refresh()
 
     async def read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
-        """Give a group's changes after one revision until another, or its state if they are gone; watchers share it."""
+        """Give a group's changes between two revisions, or its state if they were trimmed; watchers share the read."""
         key = (group, after, until)
         task = self._reads.get(key)
         if task is None:
@@ -194,7 +194,7 @@ class TypeJournal:
         return await asyncio.shield(task)
 
     def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[Notice[Instance]]]) -> None:
-        """Forget a read that failed, with its error; the next watcher reads again."""
+        """Drop a failed read, so that the next watcher reads again."""
         if (task.cancelled() or task.exception() is not None) and self._reads.get(key) is task:
             del self._reads[key]
 
@@ -238,7 +238,7 @@ class TypeJournal:
             self._caught_up = True
 
     async def _wait_for_hint(self, until: float) -> bool:
-        """Wait for a hint; False when the time is over."""
+        """Wait for a hint until a time; False on timeout."""
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
@@ -248,7 +248,7 @@ class TypeJournal:
         return True
 
     async def _find_groups(self) -> None:
-        """Listen to groups that are new, and choose whom to state at although nothing was hinted."""
+        """Subscribe to new groups, and choose groups to poll in case a hint was lost."""
         store = self._registry.store
         listed = await self._registry.group_cache.get(self.thing.namespace, self.thing.name)
         for group, thing in listed.items():
@@ -269,7 +269,7 @@ class TypeJournal:
     def _on_hint(self, group: str, words: str | None) -> None:
         before = self._dirty.get(group, 0)
         readable = words is not None and words.isdecimal()
-        # None: the group must be read.
+        # None means that the group's revision must be read.
         self._dirty[group] = max(int(words or 0), before) if readable and before is not None else None
         self._wake.set()
 
@@ -293,14 +293,14 @@ class TypeJournal:
                 if revision != self._recorded.get(group)
             }
             if moved or monotonic() - self._recorded_at > REFRESH_SECONDS:
-                await self.record(moved)  # an empty note keeps the journal from going
+                await self.record(moved)  # an empty call keeps the journal from expiring
                 self._recorded_at = monotonic()
         except HeadgateError:
             self._dirty = dirty | self._dirty
             raise
         for group, revision in moved.items():
             self._recorded[group] = revision
-            if not revision:  # emptied and forgotten
+            if not revision:  # the group is empty and was deleted
                 self._recorded.pop(group)
                 self._groups.pop(group, None)
                 self._subscriptions.pop(group, ExitStack()).close()

@@ -1,4 +1,4 @@
-"""Watches as streams of events: of one service, or of all groups of a type under one cursor."""
+"""Watches as event streams: of one service, or of all groups of a type with one cursor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A position in the journal of a type; `within` is how far into the next entry's group."""
+    """A position in the journal of a type; `within` is the revision reached inside the next entry's group."""
 
     journal: int
     within: int = 0
@@ -37,7 +37,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class GroupNotice(msgspec.Struct, frozen=True):
-    """A notice of one group, or of all (""), and the cursor after it, if a watch can be resumed there."""
+    """A notice of one group ("" means all groups), and the cursor after it if a watch can be resumed there."""
 
     group: str
     notice: Notice[Instance]
@@ -45,19 +45,19 @@ class GroupNotice(msgspec.Struct, frozen=True):
 
 
 def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:
-    """Give the events of one service."""
+    """Stream the events of one service."""
     return registry.feed.broadcast(thing, after, _write)
 
 
 async def watch_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[bytes, None]:
-    """Give the events of all groups of a type, those that appear later too; ids are cursors over all of them."""
+    """Stream the events of all groups of a type, later ones included; event ids are cursors over all groups."""
     metrics.WATCHERS.inc()
     try:
         async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
             async for together in notices:
-                # One write for what is known together: the state of many groups is many events.
+                # One write per batch, because the state of many groups is many events.
                 if chunk := b"".join(map(_render_found, together)):
                     yield chunk
     finally:
@@ -67,7 +67,7 @@ async def watch_type(
 async def follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[GroupNotice, None]:
-    """Follow every group of a type in the order of its journal; without a position the state of each group comes first."""
+    """Follow all groups of a type in the order of its journal; without a position, the state of each group comes first."""
     async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
         async for together in notices:
             for found in together:
@@ -78,7 +78,7 @@ async def _follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[Sequence[GroupNotice], None]:
     position, within = (after.journal, after.within) if after else (0, 0)
-    ahead: dict[str, int] = {}  # groups whose state was told, which the journal has yet to reach
+    ahead: dict[str, int] = {}  # revisions of groups whose state was sent and that the journal has not reached yet
     complete_at = 0
     async with AsyncExitStack() as stack:
         journal = await stack.enter_async_context(registry.journals.open(namespace, type_))
@@ -117,7 +117,7 @@ async def _follow_type(
                     position, within = notice.revision, 0
                 case Bookmark():
                     pass
-            # A mark ends the state of groups that was told, and that of a group that is new.
+            # A bookmark marks the end of the state of all groups, and of a new group.
             ends_state = isinstance(notice, FeedChange) and (bool(ahead) or notice.value.startswith(b"0 "))
             if position >= complete_at and (isinstance(notice, Bookmark) or ends_state):
                 ahead = {}
@@ -125,13 +125,13 @@ async def _follow_type(
 
 
 def _state_of(group: str, state: ServiceState) -> tuple[GroupNotice, GroupNotice]:
-    """Tell the state of a group, and that it is complete."""
+    """Give the notices for the state of a group: a snapshot and its bookmark."""
     snapshot = Snapshot(state.instances, state.revision, state.epoch)
     return GroupNotice(group, snapshot), GroupNotice(group, Bookmark(state.revision, state.epoch))
 
 
 def read_cursor(text: str) -> Cursor:
-    """Read a cursor back."""
+    """Parse a cursor; raises InvalidRequest."""
     found = _CURSOR.match(text)
     if found is None or max(int(part or 0) for part in found.groups()) >= 2**53:
         raise InvalidRequest("This is not a position of ours.", field="revision")
@@ -154,7 +154,7 @@ def _render_found(found: GroupNotice) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _rendered(change: FeedChange, group: str, id_: str | None) -> bytes:
-    """Write a change once for all who watch, however late."""
+    """Encode a change once for all watchers, also for those that lag."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return _render(change, group, id_)
 

@@ -16,7 +16,7 @@ Nonce = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{8,64}\Z")]
 
 
 class Heartbeat(Wire, frozen=True):
-    """A heartbeat; what is present says how much it renews."""
+    """A heartbeat; fields that are present replace the stored ones."""
 
     type: str | None = None
     group: str | None = None
@@ -29,19 +29,19 @@ class Heartbeat(Wire, frozen=True):
 
 
 class BatchHeartbeat(Heartbeat, frozen=True, kw_only=True):
-    """One heartbeat among many."""
+    """One heartbeat of a batch."""
 
     instance_id: str
 
 
 class BatchRequest(Wire, frozen=True):
-    """Many heartbeats at once."""
+    """Several heartbeats in one request."""
 
     heartbeats: Annotated[list[BatchHeartbeat], Meta(max_length=MOST_BEATS)]
 
 
 class BatchAnswer(Wire, frozen=True):
-    """How many were renewed, and which were not."""
+    """The number of renewed instances, and the ids of the others."""
 
     renewed: int
     unknown: list[str]
@@ -56,7 +56,7 @@ class Renewed(Wire, frozen=True):
 
 
 class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
-    """What to look for."""
+    """The service to search, with filters."""
 
     type: str
     group: str | None = None
@@ -66,7 +66,7 @@ class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class ServicePath(Wire, frozen=True):
-    """Where an instance is; what is left out is looked up by its id."""
+    """The service of an instance; if it is left out, it is found by the instance's id."""
 
     type: str | None = None
     group: str | None = None
@@ -74,20 +74,20 @@ class ServicePath(Wire, frozen=True):
 
 
 class RegisterQuery(Wire, frozen=True):
-    """What makes a registration the same when it is repeated, and the number of one that comes back."""
+    """The idempotency key of a registration, and the number of an earlier registration of this process."""
 
     nonce: Nonce | None = None
     registration: int | None = None
 
 
 class RemoveInstanceQuery(ServicePath, frozen=True):
-    """Which instance, and the nonce of a registration whose answer was lost."""
+    """The service of the instance, and the nonce of a registration whose answer was lost."""
 
     nonce: Nonce | None = None
 
 
 class ServiceWatchQuery(Wire, frozen=True):
-    """What to watch, and from where on."""
+    """The service or type to watch, and the position to resume from."""
 
     type: str
     group: str | None = None
@@ -95,20 +95,20 @@ class ServiceWatchQuery(Wire, frozen=True):
 
 
 class ServiceQuery(Wire, frozen=True):
-    """One service."""
+    """The name of one service."""
 
     type: str
     group: str
 
 
 class EvictRequest(Wire, frozen=True):
-    """For how long the instance may not come back."""
+    """How long the instance may not register again."""
 
     for_seconds: Annotated[float, Meta(gt=0, le=31_536_000)]
 
 
 class ProtectionRequest(Wire, frozen=True):
-    """auto, or off."""
+    """The mode of mass-expiry protection: auto or off."""
 
     protection: Annotated[str, Meta(pattern=r"^(auto|off)\Z")]
 
@@ -121,14 +121,14 @@ class Services(Wire, frozen=True):
 
 
 class InstancePut(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance is new, or changed."""
+    """An instance is new or has changed."""
 
     revision: int
     instance: Instance
 
 
 class InstanceRemoved(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance has gone, and why: removed, expired, evicted or unhealthy."""
+    """An instance was removed, with the reason: removed, expired, evicted or unhealthy."""
 
     revision: int
     instance_id: str
@@ -145,7 +145,7 @@ class RegistryBookmark(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 class TargetGroup(msgspec.Struct, frozen=True):
-    """What Prometheus calls a target group."""
+    """A target group of Prometheus' HTTP discovery."""
 
     targets: list[str]
     labels: dict[str, str]
