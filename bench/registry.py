@@ -120,7 +120,7 @@ async def native(store: Standalone, servers: dict[str, Server], seconds: float) 
         )
 
         async def discover() -> object:
-            return (await registry.look(thing)).instances
+            return (await registry.read_service(thing)).instances
 
         figures |= await speed("discover 1,000, headgate beside the store", pid, [discover], 8, seconds)
     if etcd.NAME not in servers:

@@ -12,8 +12,9 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from headgate.arena import allowance, server
-from headgate.arena.client import ArenaClosed, enter
+from headgate.arena import rate_limits, server
+from headgate.arena.client import enter
+from headgate.arena.problems import ArenaClosed
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
 from headgate.waiting_room import Redeemed, State
@@ -106,7 +107,7 @@ async def test_a_hundred_sockets_with_one_ticket_let_exactly_one_in(store: Store
             answers = await asyncio.gather(*(attempt() for _ in range(100)))
             assert sorted(set(answers)) == [101, 403]
             assert answers.count(101) == 1
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_two_arenas_seat_players_side_by_side(store: Store) -> None:
@@ -147,7 +148,7 @@ async def test_a_frame_that_is_too_large_closes_the_connection(store: Store) -> 
 async def test_who_sends_too_fast_is_told_and_who_floods_is_sent_away(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)  # nobody is allowed more because we were slow
+    monkeypatch.setattr(rate_limits, "monotonic", lambda: 1000.0)  # nobody is allowed more because we were slow
     async with open_world(store) as world, world.arena(messages_per_second=1, message_burst=3) as arena:
         ryan, muzi = await world.promoted("Ryan"), await world.promoted("Muzi")
         async with visiting(arena.url, str(ryan.ticket_id)) as loud, visiting(arena.url, str(muzi.ticket_id)) as quiet:
@@ -205,12 +206,12 @@ async def test_a_slow_reader_is_dropped_and_nobody_waits_for_it(store: Store) ->
             stuck.connection.transport.pause_reading()
             await talks.next()
             heard = asyncio.ensure_future(_hear_until_left(hears, "Sleepy"))
-            while len(arena.arena.hall) == 3:
+            while len(arena.arena.room) == 3:
                 await talks.send("MESSAGE_SEND", {"message": "x" * 500})
                 await asyncio.sleep(0)
             async with asyncio.timeout(10):
                 assert await heard > 0
-            assert len(arena.arena.hall) == 2
+            assert len(arena.arena.room) == 2
 
 
 async def _hear_until_left(guest: Guest, nickname: str) -> int:
@@ -228,7 +229,7 @@ async def test_a_lost_connection_keeps_the_seat_for_its_owner(store: Store) -> N
         ryan = await world.promoted("Ryan")
         async with visiting(arena.url, str(ryan.ticket_id)) as guest:
             guest.connection.transport.abort()
-        await eventually(lambda: not len(arena.arena.hall))
+        await eventually(lambda: not len(arena.arena.room))
         waiting = await world.room.entry("default", "main", "Muzi")
         again = await world.room.entry("default", "main", "Ryan", user_id=ryan.user_id, trusted=True)
         back = await world.status_until(again.user_id, State.PROMOTED)
@@ -249,7 +250,7 @@ async def test_who_talks_while_the_server_closes_is_told_that_it_closes(
                 player = await world.promoted(f"player {number}")
                 guests.append(await stack.enter_async_context(visiting(arena.url, str(player.ticket_id))))
             talking = [asyncio.ensure_future(_talk_and_listen(guest)) for guest in guests]
-            await eventually(lambda: sum(player.last > 0 for player in arena.arena.hall.players.values()) == 30)
+            await eventually(lambda: sum(player.last > 0 for player in arena.arena.room.players.values()) == 30)
         closed = await asyncio.gather(*talking)
     assert set(closed) == {(1001, "draining")}
 
@@ -303,7 +304,7 @@ async def test_a_player_whose_ticket_is_spent_while_the_arena_drains_is_refused_
         entering = asyncio.ensure_future(stack.enter_async_context(visiting(running.url, status.ticket_id or "")))
         await spent.wait()
         draining = asyncio.ensure_future(running.arena.drain())
-        await eventually(lambda: not running.arena.hall.players and running.offer.draining.is_set())
+        await eventually(lambda: not running.arena.room.players and running.offer.draining.is_set())
         assert not draining.done(), "somebody is at the door"
         answer.set()
         with pytest.raises(InvalidStatus) as refused:

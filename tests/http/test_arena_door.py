@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from headgate.arena import allowance
+from headgate.arena import rate_limits
 from headgate.arena.client import enter
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
@@ -76,7 +76,7 @@ async def test_a_ticket_is_taken_in_any_form_and_any_place(store: Store, form: s
         async with connect(url, **ways[way]) as connection:
             if way == "subprotocol beside ours":
                 assert connection.subprotocol == "headgate"
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 def _part(content: object) -> str:
@@ -107,7 +107,7 @@ async def test_a_signed_ticket_that_was_altered_is_refused(store: Store) -> None
         ):
             assert await refusal(f"{arena.url}?ticketId={bad}") == (403, "ticket_invalid")
         async with visiting(arena.url, str(ryan.ticket)):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_a_ticket_for_another_server_is_refused_and_not_spent(store: Store) -> None:
@@ -118,7 +118,7 @@ async def test_a_ticket_for_another_server_is_refused_and_not_spent(store: Store
         for ticket in (ryan.ticket_id, ryan.ticket):
             assert await refusal(f"{wrong.url}?ticketId={ticket}") == (403, "ticket_invalid")
         async with visiting(right.url, str(ryan.ticket_id)):
-            assert len(right.arena.hall) == 1
+            assert len(right.arena.room) == 1
 
 
 async def test_pages_of_other_sites_stay_out_and_the_ticket_stays_good(store: Store) -> None:
@@ -134,7 +134,7 @@ async def test_pages_of_other_sites_stay_out_and_the_ticket_stays_good(store: St
             "origin_refused",
         )
         async with visiting(arena.url, str(ryan.ticket_id), origin="https://game.example"):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_a_page_of_the_arenas_own_origin_may_enter_and_no_other_of_its_host(store: Store) -> None:
@@ -151,7 +151,7 @@ async def test_a_page_of_the_arenas_own_origin_may_enter_and_no_other_of_its_hos
             assert await refusal(url, origin=origin) == (403, "origin_refused")
         assert await refusal(url, origin=own.replace("http:", "https:")) == (403, "origin_refused")
         async with visiting(arena.url, str(ryan.ticket_id), origin=own):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_the_arenas_public_address_is_an_origin_of_its_own(store: Store) -> None:
@@ -162,7 +162,7 @@ async def test_the_arenas_public_address_is_an_origin_of_its_own(store: Store) -
         for origin in ("http://game.example", "https://game.example:8443"):
             assert await refusal(url, origin=origin) == (403, "origin_refused")
         async with visiting(arena.url, str(ryan.ticket_id), origin="https://game.example"):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_a_handshake_that_cannot_complete_does_not_spend_the_ticket(store: Store) -> None:
@@ -175,7 +175,7 @@ async def test_a_handshake_that_cannot_complete_does_not_spend_the_ticket(store:
                 pass
         assert refused.value.response.status_code == 400
         async with visiting(arena.url, str(ryan.ticket_id)):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 async def test_other_paths_are_404(store: Store) -> None:
@@ -217,7 +217,7 @@ async def test_only_who_comes_in_is_counted_as_entered(store: Store) -> None:
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time in which an address could recover."""
-    monkeypatch.setattr(allowance, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(rate_limits, "monotonic", lambda: 1000.0)
 
 
 @pytest.mark.usefixtures("still")
@@ -239,7 +239,7 @@ async def test_who_holds_a_good_signed_ticket_is_not_slowed_down_by_guessers(sto
         assert (await refusal(f"{arena.url}?ticketId=guess"))[0] == 403
         assert (await refusal(f"{arena.url}?ticketId={ryan.ticket_id}"))[0] == 429
         async with visiting(arena.url, str(ryan.ticket)):
-            assert len(arena.arena.hall) == 1
+            assert len(arena.arena.room) == 1
 
 
 @pytest.mark.usefixtures("still")

@@ -15,7 +15,7 @@ import httpx2
 import msgspec
 import pytest
 
-from headgate.config.dynamic import EdgeLimits
+from headgate.config.live_settings import EdgeLimits
 from headgate.gateway.settings import LIMITS
 from headgate.kit.problems import StoreUnavailable, VersionConflict
 from headgate.sdk import Headgate

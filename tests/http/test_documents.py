@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headgate.arena.door import Draining, OriginRefused, TicketMissing
+from headgate.arena.problems import Draining, OriginRefused, TicketMissing
 from headgate.gateway.openapi_fields import EXAMPLES, FIELDS
 from tests.processes import GatewayProcess
 

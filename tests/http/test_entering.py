@@ -10,8 +10,8 @@ import pytest
 
 from headgate.cli.processes import registration
 from headgate.kit.problems import Closed, StoreUnavailable
-from headgate.registry.health import prober_for
 from headgate.registry.model import Record, Registered
+from headgate.registry.probes import prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate

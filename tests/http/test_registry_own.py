@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.registry.model import Evicted, Record, Registered, Superseded
+from headgate.registry.model import Record, Registered
+from headgate.registry.problems import Evicted, Superseded
 from headgate.sdk import Headgate
 from headgate.sdk.beats import OwnInstance
 from headgate.sdk.registration import SeatRegistration

@@ -14,7 +14,8 @@ import pytest
 from headgate import sdk
 from headgate.config.model import MASK, Value
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest, StoreUnavailable, Unauthorized
-from headgate.registry.model import Check, CheckKind, OverrideChange, Record, UnknownInstance
+from headgate.registry.model import Check, CheckKind, OverrideChange, Record
+from headgate.registry.problems import UnknownInstance
 from headgate.sdk import Headgate, ServiceDiscoveryClient
 from headgate.sdk import beats as beats_module
 from headgate.sdk.config import ContentType

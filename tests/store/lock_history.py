@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from headgate.locks import Locks
 from headgate.locks.locks import AcquireReply
-from headgate.locks.model import Grant, Want
-from headgate.locks.waiting import LockLine
+from headgate.locks.model import Grant, LockRequest
+from headgate.locks.waiters import WaiterList
 
 
 @dataclass
@@ -52,6 +52,8 @@ class WatchedLocks(Locks):
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.places: dict[str, int] = {}
 
-    async def _wait(self, line: LockLine, want: Want, holder: str, turn: AcquireReply, limit: float | None) -> Grant:
+    async def _wait(
+        self, line: WaiterList, want: LockRequest, holder: str, turn: AcquireReply, limit: float | None
+    ) -> Grant:
         self.places[holder] = turn.place
         return await super()._wait(line, want, holder, turn, limit)

@@ -11,20 +11,9 @@ from typing import cast
 import pytest
 
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE, Dynamic
-from headgate.config.model import (
-    MASK,
-    ContentInvalid,
-    ContentType,
-    Draft,
-    NamespaceFull,
-    UnknownKey,
-    UnknownVersion,
-    Update,
-    Value,
-    check_key,
-    parse,
-)
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE, LiveSettings
+from headgate.config.model import MASK, ContentType, Draft, Update, Value, check_key, parse
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.settings import ConfigSettings
 from headgate.config.watch import Step, follow
 from headgate.kit.problems import InvalidRequest, StoreUnavailable, TooLarge, VersionConflict
@@ -355,7 +344,7 @@ async def test_own_settings_that_were_lost_stay_in_force_until_they_are_taken_ba
         "log/level": lambda found: levels.append(found.level),
         "edge/limits": lambda found: limits.append(found.per_second),
     }
-    dynamic = Dynamic(lambda: follow(config, NAMESPACE, None), apply)
+    dynamic = LiveSettings(lambda: follow(config, NAMESPACE, None), apply)
     running = asyncio.ensure_future(dynamic.run())
 
     async def publish(content: str | None) -> None:

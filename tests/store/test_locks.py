@@ -29,7 +29,7 @@ async def test_a_lock_is_held_by_one_and_given_back(locks: Locks) -> None:
     async with locks.lock("a", ttl=5) as held:
         assert (await locks.show("a")).held
         with pytest.raises(LockHeld):
-            await locks.acquire(locks.lock("a", wait=0).want, taker=object())
+            await locks.acquire(locks.lock("a", wait=0).request, taker=object())
         first = held.fence
     state = await locks.show("a")
     assert not state.held
@@ -82,7 +82,7 @@ async def test_only_the_holder_may_renew_and_release(locks: Locks) -> None:
 
 
 async def test_the_same_holder_asking_again_gets_the_same_fence(locks: Locks) -> None:
-    want = locks.lock("a", wait=0).want
+    want = locks.lock("a", wait=0).request
     first = await locks.grant(want, "me")
     assert (await locks.grant(want, "me")).fence == first.fence
     with pytest.raises(LockHeld):
@@ -181,10 +181,10 @@ async def test_a_name_from_outside_is_checked(locks: Locks, name: str) -> None:
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.05, 3601, float("nan"), float("inf")])
 def test_no_lock_is_without_an_end(ttl: float) -> None:
-    from headgate.locks.model import Want
+    from headgate.locks.model import LockRequest
 
     with pytest.raises(InvalidRequest):
-        Want("default", "a", ttl)
+        LockRequest("default", "a", ttl)
 
 
 async def test_a_fenced_value_refuses_an_older_holder(locks: Locks) -> None:

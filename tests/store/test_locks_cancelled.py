@@ -28,7 +28,7 @@ async def test_a_waiter_is_never_left_in_line(locks: Locks, other: Locks) -> Non
     held = await other.lock("a", ttl=LONG_TTL).acquire()
 
     async def work() -> None:
-        locks._noted.clear()  # as the first time in this process, with every await there is
+        locks._indexed_until.clear()  # as the first time in this process, with every await there is
         with suppress(LockHeld):
             async with locks.lock("a", ttl=LONG_TTL, wait=0.05):
                 raise AssertionError("it is held by another")

@@ -156,7 +156,7 @@ async def test_a_clock_put_back_a_little_does_not_put_back_the_locks_time(store:
 
 async def test_a_lease_that_has_ended_cannot_be_given_back(locks: Locks) -> None:
     await use(locks)
-    grant = await locks.grant(locks.lock("a", ttl=0.2).want, "slow")
+    grant = await locks.grant(locks.lock("a", ttl=0.2).request, "slow")
     await eventually(lambda: is_free(locks))
     with pytest.raises(NotHolder):
         await locks.release(grant)
@@ -164,7 +164,7 @@ async def test_a_lease_that_has_ended_cannot_be_given_back(locks: Locks) -> None
 
 async def test_a_broken_lock_with_a_delay_stays_closed_for_so_long(store: Store, locks: Locks) -> None:
     await use(locks)
-    await locks.grant(locks.lock("a", ttl=10, delay=20).want, "gone")
+    await locks.grant(locks.lock("a", ttl=10, delay=20).request, "gone")
     broken = asyncio.get_running_loop().time()
     assert await locks.break_lock("a", by="operator")
     assert await locks.lock("a").try_lock() is None

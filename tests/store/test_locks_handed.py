@@ -167,11 +167,11 @@ async def test_a_release_in_anothers_name_that_is_cancelled_at_any_await_still_h
         await prepare()
 
     async def prepare() -> None:
-        await locks.grant(locks.lock("a", ttl=LONG_TTL).want, "me")
+        await locks.grant(locks.lock("a", ttl=LONG_TTL).request, "me")
         heirs.append(await stand_in_line(locks))
 
     await prepare()
     assert await inject(work, check) >= 1
     for heir in heirs:
         heir.cancel()
-    await locks.give_up(locks.lock("a").want, "me")
+    await locks.withdraw(locks.lock("a").request, "me")

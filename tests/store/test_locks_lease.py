@@ -68,7 +68,7 @@ async def test_a_block_that_ends_after_its_lease_is_told_so(locks: Locks) -> Non
 
 async def test_a_dead_holder_is_succeeded_when_its_lease_ends(server: Topology, prefix: str, locks: Locks) -> None:
     watch = Stopwatch()
-    dead = await locks.grant(locks.lock("a", ttl=1).want, "dead")
+    dead = await locks.grant(locks.lock("a", ttl=1).request, "dead")
     async with another(server, prefix) as other:
         async with other.lock("a", ttl=5) as held:
             assert time.monotonic() - dead.sent >= 1
@@ -80,7 +80,7 @@ async def test_a_dead_holder_is_succeeded_when_its_lease_ends(server: Topology, 
 
 async def test_a_delay_keeps_the_lock_closed_after_a_lost_holder_only(locks: Locks) -> None:
     watch = Stopwatch()
-    dead = await locks.grant(locks.lock("a", ttl=0.3, delay=0.5).want, "dead")
+    dead = await locks.grant(locks.lock("a", ttl=0.3, delay=0.5).request, "dead")
     async with locks.lock("a", delay=0.5):
         assert time.monotonic() - dead.sent >= 0.8
         assert watch.seconds < 1.1
@@ -93,15 +93,15 @@ async def test_a_stepped_clock_ends_no_lease_early(store: Store, locks: Locks) -
     async with locks.lock("a", ttl=20) as held:
         store.step_clock(3_600_000)
         with pytest.raises(LockHeld):
-            await locks.acquire(locks.lock("a", wait=0).want, taker=object())
+            await locks.acquire(locks.lock("a", wait=0).request, taker=object())
         await locks.renew_as("default", "a", held.holder)
         store.step_clock(-3_600_000)
         with pytest.raises(LockHeld):
-            await locks.acquire(locks.lock("a", wait=0).want, taker=object())
+            await locks.acquire(locks.lock("a", wait=0).request, taker=object())
 
 
 async def test_a_lease_ends_by_the_stores_clock(store: Store, locks: Locks) -> None:
-    await locks.grant(locks.lock("a", ttl=100).want, "gone")
+    await locks.grant(locks.lock("a", ttl=100).request, "gone")
     store.advance_clock(95_000)
     assert (await locks.show("a")).held
     store.advance_clock(100_500)

@@ -14,7 +14,7 @@ from headgate.locks import (
     LockHeld,
     Locks,
 )
-from headgate.locks.waiting import LockWaiter
+from headgate.locks.waiters import LockWaiter
 from headgate.store import Store
 from tests.store.lock_world import (
     CALM,
@@ -34,7 +34,7 @@ async def test_a_wait_that_is_too_short_leaves_nothing_behind(locks: Locks) -> N
     async with locks.lock("a"):
         watch = Stopwatch()
         with pytest.raises(LockHeld):
-            await locks.acquire(locks.lock("a", wait=0.2).want, taker=object())
+            await locks.acquire(locks.lock("a", wait=0.2).request, taker=object())
         assert watch.wall >= 0.2
         assert watch.seconds < 1
         assert (await locks.show("a")).waiting == 0
@@ -96,7 +96,7 @@ async def test_a_counter_under_the_lock_is_exact(server: Topology, prefix: str) 
 async def test_dead_waiters_at_the_head_cost_less_than_a_second(server: Topology, prefix: str, locks: Locks) -> None:
     async with another(server, prefix) as first, another(server, prefix) as second:
         held = await locks.lock("a", ttl=30).acquire()
-        want = first.lock("a", ttl=30).want
+        want = first.lock("a", ttl=30).request
         for n in range(5):  # five of a killed process: in line, and silent
             await first._ask(first.thing("a"), want, f"dead-{n}", join=True)
         waiting = asyncio.create_task(second.lock("a", ttl=30).acquire())

@@ -84,7 +84,7 @@ async def test_one_holds_and_fences_grow(quorum: Quorum, other: Quorum) -> None:
         async with who.lock("a", ttl=LONGEST) as held:
             fences.append(held.fence)
             with pytest.raises(LockHeld):
-                await other.acquire(other.lock("a", ttl=5, wait=0).want, taker=object())
+                await other.acquire(other.lock("a", ttl=5, wait=0).request, taker=object())
             assert (await quorum.show("a")).held
     assert fences == sorted(set(fences))
     assert not (await quorum.show("a")).held
@@ -184,7 +184,7 @@ async def test_a_held_lock_survives_two_dead_servers(nodes: list[Node], quorum: 
         await asyncio.sleep(5.5)
         assert held.fence
         with pytest.raises(LockHeld):
-            await other.acquire(other.lock("a", ttl=1, wait=0).want, taker=object())
+            await other.acquire(other.lock("a", ttl=1, wait=0).request, taker=object())
 
 
 async def test_a_server_that_forgot_its_vote_does_not_vote_for_one_ttl(prefix: str) -> None:
@@ -200,7 +200,7 @@ async def test_a_server_that_forgot_its_vote_does_not_vote_for_one_ttl(prefix: s
             for node in nodes[:2]:
                 await node.restart()  # both have forgotten who holds the lock
             with pytest.raises((QuorumLost, LockHeld)):
-                await quorum.acquire(quorum.lock("a", ttl=1, wait=0).want, taker=object())
+                await quorum.acquire(quorum.lock("a", ttl=1, wait=0).request, taker=object())
             states = (await quorum.health()).servers
             assert sorted(states.values()) == ["silent", "silent", "voting"]
             await eventually(lambda: _healthy(quorum), 30)
@@ -250,7 +250,7 @@ async def test_the_failover_of_the_seed_with_one_store_is_caught_by_the_fence(pr
                 primary.kill()
                 door.target = replica.port
                 door.cut()
-                b = await locks.acquire(locks.lock("a", ttl=30).want, taker=object())
+                b = await locks.acquire(locks.lock("a", ttl=30).request, taker=object())
                 assert b.fence > old
                 await locks.fenced_set("row", "b", b.fence)
                 with pytest.raises(FenceOutdated):

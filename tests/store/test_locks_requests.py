@@ -7,29 +7,29 @@ import asyncio
 import msgspec
 
 from headgate.locks import Locks
-from headgate.locks.model import Grant, Want
+from headgate.locks.model import Grant, LockRequest
 from tests.store.lock_world import LONG_TTL, are_waiting, is_free, is_held, within
 from tests.topology import eventually
 
 
-def wants(locks: Locks, count: int = 2) -> list[Want]:
+def wants(locks: Locks, count: int = 2) -> list[LockRequest]:
     """Give what a first and a second request ask for, and more if asked."""
-    want = locks.lock("a", ttl=LONG_TTL).want
-    return [msgspec.structs.replace(want, request=f"r{n + 1}") for n in range(count)]
+    want = locks.lock("a", ttl=LONG_TTL).request
+    return [msgspec.structs.replace(want, request_id=f"r{n + 1}") for n in range(count)]
 
 
 async def test_what_a_later_request_has_got_is_not_given_back_by_an_earlier_one(locks: Locks) -> None:
     first, second, third = wants(locks, 3)
     grant = await locks.grant(first, "me")
     assert (await locks.grant(second, "me")).fence == grant.fence
-    await locks.give_up(first, "me")
+    await locks.withdraw(first, "me")
     assert await is_held(locks)
-    await locks.give_up(second, "me")
+    await locks.withdraw(second, "me")
     assert await is_free(locks)
     await locks.grant(third, "me")
-    await locks.give_up(second, "me")
+    await locks.withdraw(second, "me")
     assert await is_held(locks)
-    await locks.give_up(third, "me")
+    await locks.withdraw(third, "me")
     assert await is_free(locks)
     await locks.grant(first, "me")
     await locks.release_as("default", "a", "me")
@@ -45,13 +45,13 @@ async def test_a_place_that_a_later_request_waits_in_is_not_left_by_an_earlier_o
     await eventually(lambda: _last_request(other, "r2"))
     waits[0].cancel()
     await asyncio.wait(waits[:1])
-    await locks.give_up(first, "me")
+    await locks.withdraw(first, "me")
     assert await are_waiting(other, 1)
     await held.release()
     grant = await within(5, waits[1])
-    await locks.give_up(first, "me")
+    await locks.withdraw(first, "me")
     assert (await other.show("a")).fence == grant.fence
-    await other.give_up(second, "me")
+    await other.withdraw(second, "me")
     assert await is_free(other)
 
 
@@ -62,9 +62,9 @@ async def test_a_lock_that_was_handed_over_is_given_back_by_the_request_that_wai
     await eventually(lambda: are_waiting(locks, 1))
     await held.release()
     await within(5, waiting)
-    await locks.give_up(first, "me")
+    await locks.withdraw(first, "me")
     assert await is_held(locks)
-    await locks.give_up(second, "me")
+    await locks.withdraw(second, "me")
     assert await is_free(locks)
 
 

@@ -21,7 +21,7 @@ from headgate.http.server import listening
 from headgate.kit.problems import Closed
 from headgate.kit.settings import Configuration, configure
 from headgate.locks import Locks
-from headgate.locks.api import AcquireRequest
+from headgate.locks.wire import AcquireRequest
 from headgate.relay.relay import Relay
 from headgate.relay.wire import PermitRequest
 from headgate.store import Store, StoreSettings, open_store

@@ -10,22 +10,11 @@ import pytest
 
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.filters import parse_filters
-from headgate.registry.model import (
-    Check,
-    CheckKind,
-    Evicted,
-    Instance,
-    InstanceBeat,
-    OverrideChange,
-    Record,
-    Registered,
-    ServiceFull,
-    Superseded,
-    UnknownInstance,
-)
+from headgate.registry.model import Check, CheckKind, Instance, InstanceBeat, OverrideChange, Record, Registered
+from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.sweep import Sweeper, Swept
+from headgate.registry.sweep import Sweeper, SweepResult
 from headgate.store import Store, Thing
 from tests.store.stopped_clock import StoppedClock
 from tests.topology import eventually
@@ -51,7 +40,7 @@ async def ids(registry: Registry, **choice: object) -> list[str]:
     return sorted(instance.instance_id for instance in listing.instances)
 
 
-async def pass_time(clock: StoppedClock, sweeper: Sweeper, thing: Thing, from_ms: int, to_ms: int) -> list[Swept]:
+async def pass_time(clock: StoppedClock, sweeper: Sweeper, thing: Thing, from_ms: int, to_ms: int) -> list[SweepResult]:
     """Let time pass with a worker's visit every two seconds, as in a running system."""
     visits = []
     for ms in range(from_ms, to_ms + 1, 2000):
@@ -254,7 +243,7 @@ async def test_mass_expiry_is_held_then_let_go_slowly_and_leaves_by_itself(
     await pass_time(clock, sweeper, game, 2000, 28_000)
     (visit,) = await pass_time(clock, sweeper, game, 30_500, 30_500)
     assert (visit.word, visit.removed) == ("protected", [])
-    look = await registry.look(game)
+    look = await registry.read_service(game)
     assert look.protection.active
     assert all(instance.suspect and instance.healthy for instance in look.instances)
     assert len(look.instances) == 20
@@ -267,7 +256,7 @@ async def test_mass_expiry_is_held_then_let_go_slowly_and_leaves_by_itself(
     assert max(removed) <= 4, "a tenth a second, visits are two seconds apart"
     assert sum(removed) == 15
     assert await ids(registry) == [f"i{number:02}" for number in range(5)]
-    assert not (await registry.look(game)).protection.active
+    assert not (await registry.read_service(game)).protection.active
 
 
 async def test_protection_ends_when_the_late_come_back(
@@ -278,12 +267,12 @@ async def test_protection_ends_when_the_late_come_back(
         await add(registry, name)
     await pass_time(clock, sweeper, game, 0, 28_000)
     await pass_time(clock, sweeper, game, 30_500, 30_500)
-    assert (await registry.look(game)).protection.active
+    assert (await registry.read_service(game)).protection.active
     for name in names[1:]:
         await beat(registry, name)
     (visit,) = await pass_time(clock, sweeper, game, 32_500, 32_500)
     assert visit.removed == [names[0]]
-    assert not (await registry.look(game)).protection.active
+    assert not (await registry.read_service(game)).protection.active
 
 
 async def test_an_operator_switches_protection_off(
@@ -400,9 +389,9 @@ async def test_who_is_asked_for_by_its_id_alone_is_not_forgotten(
     for days in (20, 40, 60):
         clock.set(days * 86_400_000)
         assert await Registry(store).locate(NS, "long") == ("game", "kr-1")
-        await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
+        await registry.locations.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
     clock.set(91 * 86_400_000)
-    await registry.directory.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
+    await registry.locations.forget(NS, "game/kr-1", [f"other{number}" for number in range(20)])
     with pytest.raises(UnknownInstance):
         await Registry(store).locate(NS, "long")
 
@@ -414,7 +403,7 @@ async def test_the_tag_follows_who_is_hidden_or_held(
         await add(registry, name)
 
     async def tag() -> str:
-        return (await registry.look(game)).tag(by_metrics=False)
+        return (await registry.read_service(game)).tag(by_metrics=False)
 
     seen = [await tag()]
     await pass_time(clock, sweeper, game, 0, 31_000)
@@ -498,7 +487,7 @@ async def test_ten_thousand_comings_and_goings_leave_nothing(store: Store) -> No
     assert await registry.index.list(NS) == []
     for key in ("meta", "records", "states", "deadlines", "changes", "overrides", "memory"):
         assert await store.read(game, "EXISTS", game.key(key)) == 0, key
-    assert await registry.directory.find(NS, "i0-0") is None
+    assert await registry.locations.find(NS, "i0-0") is None
 
 
 async def test_a_stepped_clock_kills_nobody_and_makes_nobody_immortal(
@@ -513,7 +502,7 @@ async def test_a_stepped_clock_kills_nobody_and_makes_nobody_immortal(
     await beat(registry, "a")
     assert await ids(registry) == ["a"]
     (deadline,) = cast("list[bytes]", [await store.read(game, "ZSCORE", game.key("deadlines"), "a")])
-    look = await registry.look(game)
+    look = await registry.read_service(game)
     assert 0 < float(deadline) - look.now_ms <= 30_000, "the lease is still one lease long"
 
 
@@ -536,12 +525,12 @@ async def test_what_is_written_straight_from_the_store_is_what_the_structs_say(
     for advance in (0, 3000, 60_000):
         clock.set(advance)
         for _ in range(2):  # the second time from what is known
-            look = await registry.look(game)
+            look = await registry.read_service(game)
             assert msgspec.json.decode(look.body, type=list[Instance]) == look.instances
         await beat(registry, "a", metrics={"x": advance})
-        look = await registry.look(game)
+        look = await registry.read_service(game)
         assert look.instances[0].metrics == {"x": advance}
-        assert look.instances == (await Registry(store).look(game)).instances
+        assert look.instances == (await Registry(store).read_service(game)).instances
 
 
 async def test_a_service_that_was_empty_is_swept_in_time_again(store: Store) -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from headgate.cli.processes.live_settings import live_settings
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE
 from headgate.config.model import ContentType, Draft
 from headgate.kit.logs import Level
 from headgate.registry.alerts import Alert, Alerts, AlertTarget, body_of
-from headgate.registry.checks import Checker
-from headgate.registry.health import Prober
+from headgate.registry.health_checks import HealthChecker
 from headgate.registry.model import InstanceBeat, Record
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import Store
@@ -98,7 +98,7 @@ async def test_of_many_deaths_at_once_some_are_named_and_the_others_counted(stor
 
 async def test_whoever_was_removed_as_unhealthy_and_is_back_is_told(store: Store) -> None:
     registry, alerts = Registry(store), Alerts(TARGET)
-    checker, sweeper = Checker(registry, Prober(LOCAL), alerts), Sweeper(registry, alerts)
+    checker, sweeper = HealthChecker(registry, Prober(LOCAL), alerts), Sweeper(registry, alerts)
     async with site() as web:
         web.status = 500
         check = msgspec.structs.replace(check_of(web.port), remove_after_seconds=1)
@@ -118,7 +118,7 @@ async def test_whoever_was_removed_as_unhealthy_and_is_back_is_told(store: Store
 
 async def test_health_is_told_when_it_goes_and_when_it_is_back(store: Store) -> None:
     registry, alerts = Registry(store), Alerts(TARGET)
-    checker = Checker(registry, Prober(LOCAL), alerts)
+    checker = HealthChecker(registry, Prober(LOCAL), alerts)
     async with site() as web:
         web.status = 500
         await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check_of(web.port)))

@@ -16,9 +16,9 @@ import pytest
 from websockets.asyncio.server import serve as serve_websocket
 
 from headgate.registry.alerts import Alerts, AlertTarget
-from headgate.registry.checks import Checker
-from headgate.registry.health import Prober, prober_for
+from headgate.registry.health_checks import HealthChecker
 from headgate.registry.model import Check, CheckKind, Instance, Record
+from headgate.registry.probes import Prober, prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
@@ -90,7 +90,7 @@ async def grpc_health(status: int) -> AsyncIterator[int]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever is asked without a check of its own take longer than a machine stands still."""
-    monkeypatch.setattr("headgate.registry.health.DISCOVERY_TIMEOUT", 10.0)
+    monkeypatch.setattr("headgate.registry.probes.DISCOVERY_TIMEOUT", 10.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -211,7 +211,7 @@ async def hanging() -> AsyncIterator[int]:
 @pytest.mark.usefixtures("patient")
 async def test_a_hanging_server_costs_only_its_own_time() -> None:
     async with site() as web, hanging() as port:
-        chosen = await Prober(LOCAL).choose([instance(port, "http"), instance(web.port, "http")], 3)
+        chosen = await Prober(LOCAL).answering([instance(port, "http"), instance(web.port, "http")], 3)
         assert [each.port for each in chosen] == [web.port]
 
 
@@ -245,7 +245,7 @@ async def test_an_answer_is_waited_for_as_long_as_its_check_says() -> None:
         assert all(await asyncio.gather(*(prober.healthy(instance(each), check) for each, check in patient)))
 
 
-async def steps(checker: Checker, until: Callable[[], Awaitable[bool]]) -> None:
+async def steps(checker: HealthChecker, until: Callable[[], Awaitable[bool]]) -> None:
     async def step() -> bool:
         await checker.step()
         return await until()
@@ -265,7 +265,7 @@ async def healthy(registry: Registry) -> list[str]:
 
 async def test_enough_failures_turn_it_unhealthy_and_enough_successes_back(store: Store) -> None:
     registry = Registry(store)
-    checker = Checker(registry, Prober(LOCAL), Alerts())
+    checker = HealthChecker(registry, Prober(LOCAL), Alerts())
     async with site() as web:
         await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check_of(web.port)))
         web.status = 500
@@ -287,7 +287,7 @@ async def test_enough_failures_turn_it_unhealthy_and_enough_successes_back(store
 
 async def test_workers_divide_the_checks_and_take_over(store: Store) -> None:
     registry = Registry(store)
-    checkers = [Checker(Registry(store), Prober(LOCAL), Alerts()) for _ in range(3)]
+    checkers = [HealthChecker(Registry(store), Prober(LOCAL), Alerts()) for _ in range(3)]
     async with site() as web:
         for number in range(10):
             record = Record(type="game", group="g", instance_id=f"i{number}", check=check_of(web.port))
@@ -313,7 +313,7 @@ async def test_a_check_that_hangs_holds_up_no_other_and_is_made_once(store: Stor
             calls += instance.instance_id == "stuck"
             return await super().healthy(instance, check)
 
-    checkers = [Checker(Registry(store), Counted(LOCAL), Alerts()) for _ in range(2)]
+    checkers = [HealthChecker(Registry(store), Counted(LOCAL), Alerts()) for _ in range(2)]
     async with site() as web, hanging() as port:
         await registry.register(
             NS, Record(type="game", group="g", instance_id="stuck", check=check_of(port, timeout_seconds=60))
@@ -338,14 +338,14 @@ async def test_the_checks_of_a_worker_that_died_are_taken_over(store: Store) -> 
             return False
 
     registry = Registry(store)
-    dead, heir = (Checker(Registry(store), kind(LOCAL), Alerts()) for kind in (Dying, Prober))
+    dead, heir = (HealthChecker(Registry(store), kind(LOCAL), Alerts()) for kind in (Dying, Prober))
     async with site() as web:
         check = check_of(web.port, timeout_seconds=1)
         await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check))
 
         async def taken() -> bool:
             await dead.step()
-            return dead._under_way == 1
+            return dead._in_flight == 1
 
         await eventually(taken)
         loop = asyncio.get_running_loop()
@@ -363,7 +363,7 @@ async def test_checks_are_made_in_time_after_the_clock_was_put_back(store: Store
     """Somebody who lives without heartbeats is checked, and nothing else is written."""
     registry = Registry(store)
     async with site() as web:
-        checker = Checker(registry, Prober(LOCAL), Alerts())
+        checker = HealthChecker(registry, Prober(LOCAL), Alerts())
         check = check_of(web.port)
         await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check, ephemeral=False))
 
@@ -393,7 +393,7 @@ async def test_a_record_that_changes_does_not_put_off_its_check(store: Store) ->
 
 async def test_whoever_stays_unhealthy_is_removed_if_asked(store: Store) -> None:
     registry = Registry(store)
-    checker = Checker(registry, Prober(LOCAL), Alerts())
+    checker = HealthChecker(registry, Prober(LOCAL), Alerts())
     check = check_of(free_port(), remove_after_seconds=1)
     await registry.register(NS, Record(type="game", group="g", instance_id="a", check=check))
 

@@ -13,10 +13,10 @@ import pytest
 from headgate.kit.problems import InvalidRequest
 from headgate.registry.model import Record
 from headgate.registry.registry import Registry
+from headgate.registry.service_state import ServiceState
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
-from headgate.registry.views import Lookup
-from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor, watch_type
+from headgate.registry.watch import Cursor, GroupNotice, follow_type, read_cursor, watch_type
 from headgate.sdk.registry_modes import Listed, Marked, Put
 from headgate.sdk.views import View
 from headgate.store import Store, Thing
@@ -33,7 +33,7 @@ async def register(registry: Registry, group: str, name: str, **fields: object) 
     await registry.register(NS, record)
 
 
-async def until_bookmark(found: AsyncGenerator[InstancesFound, None]) -> list[InstancesFound]:
+async def until_bookmark(found: AsyncGenerator[GroupNotice, None]) -> list[GroupNotice]:
     """Take what comes up to the next cursor of all groups."""
     seen = []
     async with asyncio.timeout(60):
@@ -44,7 +44,7 @@ async def until_bookmark(found: AsyncGenerator[InstancesFound, None]) -> list[In
     raise AssertionError("the watch ended")
 
 
-def told(seen: list[InstancesFound]) -> list[tuple[str, str, str]]:
+def told(seen: list[GroupNotice]) -> list[tuple[str, str, str]]:
     return [(each.group, each.notice.kind, each.notice.member) for each in seen if isinstance(each.notice, FeedChange)]
 
 
@@ -53,7 +53,7 @@ async def test_a_watch_resumed_anywhere_tells_each_change_once(store: Store) -> 
     dice = random.Random(7)
     groups = [f"g{number}" for number in range(5)]
     await register(registry, "g0", "first")
-    seen: list[InstancesFound] = []
+    seen: list[GroupNotice] = []
     async with aclosing(follow_type(registry, NS, "game", None)) as found:
         await until_bookmark(found)
         for number in range(40):
@@ -72,7 +72,7 @@ async def test_a_watch_resumed_anywhere_tells_each_change_once(store: Store) -> 
         cursor = events[index].cursor
         assert cursor is not None
         async with aclosing(follow_type(Registry(store), NS, "game", read_cursor(str(cursor)))) as again:
-            rest: list[InstancesFound] = []
+            rest: list[GroupNotice] = []
             while len(told(rest)) < len(events) - index - 1:
                 rest += await until_bookmark(again)
             assert told(rest) == told(seen)[index + 1 :]
@@ -88,9 +88,9 @@ async def last_change(registry: Registry, groups: list[str]) -> tuple[str, str, 
 
 async def test_two_processes_that_watch_tell_the_same_in_the_same_order(store: Store) -> None:
     registries = [Registry(store) for _ in range(3)]
-    seen: list[list[InstancesFound]] = [[] for _ in registries]
+    seen: list[list[GroupNotice]] = [[] for _ in registries]
 
-    async def follow(registry: Registry, into: list[InstancesFound]) -> None:
+    async def follow(registry: Registry, into: list[GroupNotice]) -> None:
         found = follow_type(registry, NS, "game", None)
         while True:
             into.append(await anext(found))
@@ -131,13 +131,13 @@ async def test_watchers_that_begin_together_share_one_read_and_get_the_state_in_
     groups, watchers = 200, 10
     await asyncio.gather(*(register(registry, f"group-{number}", "a") for number in range(groups)))
     read: list[str] = []
-    look = registry.look
+    read_service = registry.read_service
 
-    async def counted(thing: Thing, **choice: object) -> Lookup:
+    async def counted(thing: Thing, **choice: object) -> ServiceState:
         read.append(thing.name)
-        return await look(thing, **choice)  # type: ignore[arg-type]
+        return await read_service(thing, **choice)  # type: ignore[arg-type]
 
-    registry.look = counted  # type: ignore[method-assign]
+    registry.read_service = counted  # type: ignore[method-assign]
 
     async def begin() -> int:
         pieces, state = 0, b""

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headgate.registry.invariants import inspect
-from headgate.registry.model import InstanceBeat, OverrideChange, Record, Superseded, UnknownInstance
+from headgate.registry.model import InstanceBeat, OverrideChange, Record
+from headgate.registry.problems import Superseded, UnknownInstance
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
 from headgate.store import StoreSettings, open_store

@@ -342,7 +342,7 @@ async def test_no_look_is_empty_while_many_die_one_after_the_other(store: Store)
     await asyncio.gather(*(registry.register(NS, record(f"short{n}", 1 + n / 1000)) for n in range(600)))
     there = 1500
     while there > 900:  # no worker: readers alone note who is dead
-        looks = await asyncio.gather(*(registry.look(thing) for _ in range(4)))
+        looks = await asyncio.gather(*(registry.read_service(thing) for _ in range(4)))
         seen = {len(look.instances) for look in looks}
         assert 900 <= min(seen) <= max(seen) <= there
         there = min(seen)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from headgate.kit.problems import HeadgateError, InvalidRequest
-from headgate.registry.model import Evicted, Json, Record, Registered, ServiceFull, Superseded, check_json
+from headgate.registry.model import Json, Record, Registered, check_json
+from headgate.registry.problems import Evicted, ServiceFull, Superseded
 from headgate.registry.registry import REGISTER, Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store

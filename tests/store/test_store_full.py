@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from headgate.config.config import Config
-from headgate.config.model import Draft, UnknownKey
+from headgate.config.model import Draft
+from headgate.config.problems import UnknownKey
 from headgate.config.settings import ConfigSettings
 from headgate.gate.gate import Gate, Question
 from headgate.gate.gate import VerdictReason as Why

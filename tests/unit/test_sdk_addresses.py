@@ -8,7 +8,8 @@ import traceback
 
 import pytest
 
-from headgate.arena.client import NotAnArena, enter
+from headgate.arena.client import enter
+from headgate.arena.problems import NotAnArena
 from headgate.cli.app import run
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreRefused
 from headgate.sdk import Headgate, HeadgateSync, ServiceDiscoveryClient

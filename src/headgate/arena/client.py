@@ -1,4 +1,4 @@
-"""The player's side: enter an arena with a ticket, talk and listen."""
+"""A client of the arena: enters with a ticket, sends and receives messages."""
 
 from __future__ import annotations
 
@@ -9,35 +9,24 @@ from contextlib import asynccontextmanager, suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
+from headgate.arena.problems import ArenaClosed, NotAnArena
 from headgate.arena.protocol import Ask, BadFrame, Message, Notice, PlayerCount, Said, Say, encoded, from_server
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import HeadgateError, StoreUnavailable, from_document
 
 
-class NotAnArena(HeadgateError):
-    """An arena's address looks like ws://arena.example:8081/gameserver."""
-
-    code = "not_an_arena"
-
-
-class ArenaClosed(HeadgateError):
-    """The arena has closed the connection."""
-
-    code = "arena_closed"
-
-
 class ArenaVisit:
-    """A stay in an arena: `async for message in visit`, `await visit.say(…)`."""
+    """A connection to an arena: `async for message in visit`, `await visit.say(…)`."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
     async def say(self, text: str) -> None:
-        """Say something to the others; raises ArenaClosed."""
+        """Send a message to the other players; raises ArenaClosed."""
         await self._send(Say(text))
 
     async def ask_count(self) -> None:
-        """Ask how many are here; the answer comes as a message. Raises ArenaClosed."""
+        """Request the number of players; it comes as a message. Raises ArenaClosed."""
         await self._send(Ask())
 
     async def __aiter__(self) -> AsyncIterator[Said | Notice | PlayerCount]:
@@ -46,7 +35,7 @@ class ArenaVisit:
                 frame = await self._connection.recv()
             except ConnectionClosed:
                 return
-            with suppress(BadFrame):  # a newer arena may have more to say than we know of
+            with suppress(BadFrame):  # a newer arena may send messages that this client does not know
                 yield from_server(frame)
 
     async def _send(self, message: Message) -> None:
@@ -57,14 +46,14 @@ class ArenaVisit:
 
     @property
     def farewell(self) -> str:
-        """Say why the arena ends the connection, as soon as it has said so."""
+        """The reason that the arena gave for closing the connection, or ""."""
         received = self._connection.protocol.close_rcvd
         return received.reason if received is not None else ""
 
 
 @asynccontextmanager
 async def enter(address: str, ticket: str, *, patience_seconds: float = 10) -> AsyncIterator[ArenaVisit]:
-    """Enter with a ticket, which travels in a header and so in no log; a refusal is raised as the problem it names."""
+    """Connect with a ticket, sent in a header to keep it out of logs; a refusal is raised as its problem."""
     headers = {"Authorization": f"Bearer {sent_secret(ticket, 'The ticket')}"}
     try:
         connection = await connect(

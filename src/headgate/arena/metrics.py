@@ -1,4 +1,4 @@
-"""What an arena counts."""
+"""Metrics of the arena."""
 
 from __future__ import annotations
 

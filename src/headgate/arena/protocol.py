@@ -1,7 +1,7 @@
-"""The messages of the arena: UTF-8 JSON in an envelope of `type` and `payload`, as players and server both speak it.
+"""Messages of the arena: UTF-8 JSON in an envelope of `type` and `payload`, in both directions.
 
-A message that goes to many is encoded once, down to the bytes of its WebSocket frame: frames of a server are not masked, so they
-are the same for everybody.
+A message to many players is encoded once, down to the bytes of its WebSocket frame: a server's frames are not masked, so
+they are the same for everybody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLOODED: Final = "too many messages"
 
 
 class MessageType(StrEnum):
-    """Every type there is."""
+    """All message types."""
 
     MESSAGE_SEND = "MESSAGE_SEND"
     MESSAGE_RECEIVE = "MESSAGE_RECEIVE"
@@ -33,13 +33,13 @@ class MessageType(StrEnum):
 
 
 class Say(Wire, frozen=True):
-    """What a player says."""
+    """A message that a player sends."""
 
     message: str
 
 
 class Said(Wire, frozen=True):
-    """What another player said."""
+    """A message of another player."""
 
     timestamp: str
     nickname: str
@@ -47,18 +47,18 @@ class Said(Wire, frozen=True):
 
 
 class Notice(Wire, frozen=True):
-    """What the server has to say: who came, who left, what was wrong."""
+    """A message of the server: a player came or left, or a frame was wrong."""
 
     timestamp: str
     message: str
 
 
 class Ask(Wire, frozen=True):
-    """The question how many are here."""
+    """A request for the number of players."""
 
 
 class PlayerCount(Wire, frozen=True):
-    """How many are here."""
+    """The number of players."""
 
     client_count: int
 
@@ -75,7 +75,7 @@ _TYPES: Final[dict[type[Message], MessageType]] = {
 
 
 class BadFrame(Exception):
-    """A frame is not a message; the words are for whoever sent it."""
+    """A frame is not a valid message; the text is for its sender."""
 
 
 class _Envelope(msgspec.Struct):
@@ -91,17 +91,17 @@ _FROM_SERVER: Final = frozenset(MessageType) - _FROM_PLAYERS
 
 
 def encoded(message: Message) -> bytes:
-    """Write a message as JSON."""
+    """Encode a message as JSON."""
     return _encode({"type": _TYPES[type(message)], "payload": message})
 
 
 def framed(message: Message) -> bytes:
-    """Write a message as the bytes of the WebSocket frame that a server sends."""
+    """Encode a message as a complete WebSocket frame of the server."""
     return Frame(Opcode.TEXT, encoded(message)).serialize(mask=False)
 
 
 def from_player(frame: str | bytes) -> Say | Ask:
-    """Read what a player sent; raises BadFrame with words for the player."""
+    """Decode a player's frame; raises BadFrame with a text for the player."""
     message = _read(frame, _FROM_PLAYERS)
     if isinstance(message, Say):
         try:
@@ -114,14 +114,14 @@ def from_player(frame: str | bytes) -> Say | Ask:
 
 
 def from_server(frame: str | bytes) -> Said | Notice | PlayerCount:
-    """Read what a server sent; raises BadFrame."""
+    """Decode a server's frame; raises BadFrame."""
     message = _read(frame, _FROM_SERVER)
     assert isinstance(message, Said | Notice | PlayerCount)
     return message
 
 
 def timestamp() -> str:
-    """Give the time as messages carry it: ISO-8601 in UTC with milliseconds."""
+    """Format the current time for messages: ISO-8601 in UTC with milliseconds."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"
 

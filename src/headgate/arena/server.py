@@ -1,7 +1,7 @@
-"""The arena: players enter with a ticket, talk, and leave; its seats are on offer for as long as it runs.
+"""The arena server: players enter with a ticket, chat and leave; it offers its seats while it runs.
 
-It keeps its players whatever happens to the store. What the store should know of them it is told by reports, so a session whose
-end could not be told is gone with the next one.
+Players stay connected when the store is away. The store learns of sessions from periodic reports, so a session whose
+end could not be sent is removed by the next report.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from websockets.protocol import CONNECTING
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from headgate.arena import door, metrics
-from headgate.arena.allowance import Allowance, Failures
-from headgate.arena.door import Draining, SeatService, TicketCheck
-from headgate.arena.hall import ChatRoom, Player
+from headgate.arena import handshake, metrics
+from headgate.arena.chat_room import ChatRoom, Player
+from headgate.arena.handshake import SeatService, TicketCheck
+from headgate.arena.problems import Draining
 from headgate.arena.protocol import FLOODED, Ask, BadFrame, Notice, PlayerCount, Said, framed, from_player, timestamp
-from headgate.arena.redeems import Redeems
+from headgate.arena.rate_limits import Allowance, HandshakeFailures
 from headgate.arena.settings import ArenaSettings
+from headgate.arena.ticket_redeemer import TicketRedeemer
 from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, RateLimited
@@ -42,7 +43,7 @@ _LEFT: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseC
 
 log = get_logger()
 
-# The library's log would repeat request lines, and so tickets.
+# The library logs request lines, which contain tickets.
 _silent = logging.getLogger("headgate.arena.websockets")
 _silent.propagate = False
 _silent.addHandler(logging.NullHandler())
@@ -50,27 +51,27 @@ _silent.setLevel(logging.CRITICAL)
 
 
 class _Connection(ServerConnection):
-    """A connection whose refusals by the library are problems too, like all others."""
+    """A connection that answers the library's own refusals with problem documents."""
 
     def __init__(self, protocol: ServerProtocol, *arguments: Any, **options: Any) -> None:
         super().__init__(protocol, *arguments, **options)
-        # `serve` makes the protocol itself, so this one method is replaced on the instance.
-        setattr(protocol, "reject", lambda status, _: door.library_refusal(int(status)))  # noqa: B010
+        # `serve` creates the protocol itself, so this method is replaced on the instance.
+        setattr(protocol, "reject", lambda status, _: handshake.library_refusal(int(status)))  # noqa: B010
 
 
 class Arena:
-    """One game server; `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
+    """One game server: `async with arena.open() as port:`, then `offer` its seats, and `drain` before the end."""
 
     def __init__(self, settings: ArenaSettings) -> None:
-        self.hall = ChatRoom(settings.backlog_bytes)
+        self.room = ChatRoom(settings.backlog_bytes)
         self.closing = False
         self._settings = settings
-        self._proxies = door.networks(settings.trusted_proxies)
-        self._origins = door.AllowedOrigins(settings.origins, settings.address)
-        self._failures = Failures(settings.handshake_failures)
+        self._proxies = handshake.networks(settings.trusted_proxies)
+        self._origins = handshake.AllowedOrigins(settings.origins, settings.address)
+        self._failures = HandshakeFailures(settings.handshake_failures)
         self._seats: SeatService | None = None
         self._check: TicketCheck | None = None
-        self._redeems: Redeems | None = None
+        self._redeemer: TicketRedeemer | None = None
         self._admitted: dict[ServerConnection, Player] = {}
         self._entering = 0
         self._empty = asyncio.Event()
@@ -79,7 +80,7 @@ class Arena:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Listen, and give the port; nobody enters before `offer` has given it seats."""
+        """Listen and yield the port; handshakes are refused until `offer` is called."""
         settings = self._settings
         metrics.SOFT_CAP.labels(settings.queue).set(settings.capacity)
         metrics.MAX_CAP.labels(settings.queue).set(settings.max_capacity or settings.capacity)
@@ -93,7 +94,7 @@ class Arena:
                 process_request=self._handshake,
                 create_connection=_Connection,
                 select_subprotocol=_chosen,
-                compression=None,  # so that a frame is the same bytes for everybody
+                compression=None,  # so that a frame has the same bytes for everybody
                 server_header=None,
                 open_timeout=HANDSHAKE_SECONDS,
                 close_timeout=CLOSE_SECONDS,
@@ -103,7 +104,7 @@ class Arena:
             ) as server:
                 try:
                     yield next(iter(server.sockets)).getsockname()[1]
-                except BaseException as error:  # noqa: BLE001  # raised again below, as itself and not in a group
+                except BaseException as error:  # noqa: BLE001  # raised again below, outside of an exception group
                     failure = error
                 self.closing = True
             sweeping.cancel()
@@ -111,36 +112,36 @@ class Arena:
             raise failure
 
     def offer(self, seats: SeatService, check: TicketCheck) -> None:
-        """Say which seats players come to, and how their signed tickets are checked."""
-        self._seats, self._check, self._redeems = seats, check, Redeems(seats)
+        """Set the seats that players take, and the check of signed tickets."""
+        self._seats, self._check, self._redeemer = seats, check, TicketRedeemer(seats)
 
     async def drain(self) -> None:
-        """Take nobody new, tell the players, give them time, and send away whoever is still there."""
+        """Accept no new players, notify the present ones, give them time, and close the remaining connections."""
         self.closing = True
         if self._seats is not None:
             try:
                 await self._seats.drain()
             except HeadgateError as error:
                 log.warning("drain could not be told; the lease ends by itself", error=error.detail)
-        if self.hall.players:
+        if self.room.players:
             seconds = self._settings.drain_seconds
             when = f"in {seconds:.0f} second{'s' if round(seconds) > 1 else ''}" if seconds >= 1 else "now"
             words = f"This server closes {when}; enter again and you will be given another."
-            self.hall.post(framed(Notice(timestamp(), words)))
+            self.room.post(framed(Notice(timestamp(), words)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._empty.wait()
         leaving = list(self._admitted.values())
         for player in leaving:
-            player.blame("drained", Reason.DROPPED)
+            player.set_cause("drained", Reason.DROPPED)
         await asyncio.gather(*(player.connection.close(CloseCode.GOING_AWAY, "draining") for player in leaving))
         await self._empty.wait()
 
     async def _handshake(self, connection: ServerConnection, request: Request) -> Response:
-        """Let a handshake complete, or refuse it; the ticket is spent last, when nothing else can be wrong."""
+        """Accept or refuse a handshake; the ticket is redeemed last, after all other checks."""
         outcome = "failed"
         try:
-            with traces.request_span("GET", door.PATH, caller=_trace_of(request)) as span:
+            with traces.request_span("GET", handshake.PATH, caller=_trace_of(request)) as span:
                 answer = await self._admit(connection, request)
                 span.answer(answer.status_code)
             outcome = "entered" if answer.status_code == 101 else "not_a_handshake"
@@ -149,41 +150,43 @@ class Arena:
             outcome = error.code
             if error.status not in (429, 503):
                 self._failures.add(self._client(connection, request))
-            return door.refusal(error)
+            return handshake.refusal(error)
         finally:
             metrics.HANDSHAKES.labels(outcome).inc()
 
     async def _admit(self, connection: ServerConnection, request: Request) -> Response:
-        if not door.is_game(request):
-            raise NotFound(f"The game is at {door.PATH}.")
+        if not handshake.is_game_path(request):
+            raise NotFound(f"The game is at {handshake.PATH}.")
         self._origins.check(request)
-        ticket = door.shown_ticket(request)
-        # A signed ticket is checked without the store, so whoever holds a good one is not slowed down by others who guess.
-        if not door.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
+        ticket = handshake.ticket_of(request)
+        # A signed ticket is verified without the store, so valid ones are not slowed down by others who guess.
+        if not handshake.is_signed(ticket) and self._failures.exhausted(self._client(connection, request)):
             raise RateLimited("Too many refused tickets from this address; wait a little.", retry_after=1)
         accepted = connection.protocol.accept(request)
         if accepted.status_code != 101:
             return accepted
-        if self.closing or self._redeems is None or self._check is None:
+        if self.closing or self._redeemer is None or self._check is None:
             raise Draining(retry_after=1)
         self._entering += 1
         self._empty.clear()
         try:
-            await self._enter(connection, ticket, self._redeems, self._check)
+            await self._enter(connection, ticket, self._redeemer, self._check)
             return accepted
         finally:
             self._entering -= 1
-            self._look_if_empty()
+            self._set_if_empty()
 
-    async def _enter(self, connection: ServerConnection, ticket: str, redeems: Redeems, check: TicketCheck) -> None:
-        redeemed = await redeems.redeem(await door.ticket_id(ticket, check))
+    async def _enter(
+        self, connection: ServerConnection, ticket: str, redeemer: TicketRedeemer, check: TicketCheck
+    ) -> None:
+        redeemed = await redeemer.redeem(await handshake.ticket_id(ticket, check))
         if self.closing:
-            # Whoever drains has not seen this player: there would be nobody to send them away.
+            # `drain` has not seen this player and would not close the connection.
             await self._end(redeemed.session_id, Reason.DROPPED)
             raise Draining("This server is closing; enter again and you will be given another.", retry_after=1)
         if isinstance(redeemed.traceparent, str):
             with traces.span("arena enter", traceparent=redeemed.traceparent, queue=redeemed.queue):
-                pass  # the player's own trace, from the entry on, ends here
+                pass  # ends the player's own trace, which began at the entry
         allowance = Allowance(self._settings.messages_per_second, self._settings.message_burst)
         player = Player(connection, redeemed.session_id, redeemed.user.nickname, allowance)
         self._admitted[connection] = player
@@ -193,16 +196,16 @@ class Arena:
             raise Draining(retry_after=1)
 
     async def _attend(self, player: Player) -> None:
-        """Wait for a connection to end, however it ends, and then end its session."""
+        """Wait until a connection has ended, and then end its session."""
         connection = player.connection
         await connection.wait_closed()
-        if self.hall.players.pop(player.session_id, None) is not None:
-            metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
-            self.hall.post(framed(Notice(timestamp(), f"{player.nickname} left.")))
+        if self.room.players.pop(player.session_id, None) is not None:
+            metrics.PLAYERS.labels(self._settings.queue).set(len(self.room))
+            self.room.post(framed(Notice(timestamp(), f"{player.nickname} left.")))
         closed = connection.protocol.close_rcvd
         if closed is not None and closed.code in _LEFT:
-            player.blame("left", Reason.LEFT)
-        player.blame("lost", Reason.DROPPED)
+            player.set_cause("left", Reason.LEFT)
+        player.set_cause("lost", Reason.DROPPED)
         assert player.why is not None
         assert player.reason is not None
         metrics.CLOSED.labels(player.why).inc()
@@ -211,7 +214,7 @@ class Arena:
             await self._end(player.session_id, player.reason)
         finally:
             del self._admitted[connection]
-            self._look_if_empty()
+            self._set_if_empty()
 
     async def _end(self, session_id: str, reason: Reason) -> None:
         assert self._seats is not None
@@ -220,29 +223,29 @@ class Arena:
         except HeadgateError as error:
             log.warning("session's end could not be told; the next report tells it", error=error.detail)
 
-    def _look_if_empty(self) -> None:
+    def _set_if_empty(self) -> None:
         if not self._admitted and not self._entering:
             self._empty.set()
 
     async def _play(self, connection: ServerConnection) -> None:
-        """Read what a player sends, for as long as the connection lasts."""
+        """Read a player's frames while the connection lasts."""
         player = self._admitted[connection]
-        self.hall.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
-        self.hall.players[player.session_id] = player
-        metrics.PLAYERS.labels(self._settings.queue).set(len(self.hall))
+        self.room.post(framed(Notice(timestamp(), f"{player.nickname} joined.")), player)
+        self.room.players[player.session_id] = player
+        metrics.PLAYERS.labels(self._settings.queue).set(len(self.room))
         with suppress(ConnectionClosed):
             async for frame in connection:
-                self._take(player, frame)
-                if player.why == "flood":  # whatever else is wrong with it, somebody else closes it
+                self._receive(player, frame)
+                if player.why == "flood":  # for every other cause the connection is closed elsewhere
                     await connection.close(CloseCode.POLICY_VIOLATION, FLOODED)
 
-    def _take(self, player: Player, frame: str | bytes) -> None:
+    def _receive(self, player: Player, frame: str | bytes) -> None:
         left = player.allowance.take()
         if left < 0:
             metrics.RECEIVED.labels("too_fast").inc()
             if left < -FLOOD:
-                player.blame("flood", Reason.LEFT)
-            elif left > -2:  # once is enough: an answer to each would double the flood
+                player.set_cause("flood", Reason.LEFT)
+            elif left > -2:  # one notice is enough: an answer to each would double the flood
                 self._notice(player, "You are sending too fast; messages were dropped.")
             return
         try:
@@ -253,38 +256,38 @@ class Arena:
             return
         metrics.RECEIVED.labels("taken").inc()
         if isinstance(message, Ask):
-            self.hall.tell(player, framed(PlayerCount(len(self.hall))))
+            self.room.send(player, framed(PlayerCount(len(self.room))))
             return
         player.last = monotonic()
-        self.hall.post(framed(Said(timestamp(), player.nickname, message.message)), player)
+        self.room.post(framed(Said(timestamp(), player.nickname, message.message)), player)
 
     def _notice(self, player: Player, words: str) -> None:
-        self.hall.tell(player, framed(Notice(timestamp(), words)))
+        self.room.send(player, framed(Notice(timestamp(), words)))
 
     async def _sweep(self) -> None:
-        """Close connections over which nothing has been said for too long."""
+        """Close idle connections."""
         idle = self._settings.idle_seconds
         while True:
             await asyncio.sleep(min(1.0, idle / SWEEPS))
-            self.hall.sweep(idle, self._close_idle)
+            self.room.sweep(idle, self._close_idle)
 
     def _close_idle(self, player: Player) -> None:
-        player.blame("idle", Reason.LEFT)
+        player.set_cause("idle", Reason.LEFT)
         assert self._tasks is not None
         self._tasks.create_task(player.connection.close(CloseCode.NORMAL_CLOSURE, "idle"))
 
     def _client(self, connection: ServerConnection, request: Request) -> str:
-        return door.client(connection.remote_address[0], request, self._proxies)
+        return handshake.client_address(connection.remote_address[0], request, self._proxies)
 
 
 def _trace_of(request: Request) -> dict[str, str]:
-    """Give the trace context that came with a handshake."""
+    """Give the trace context of a handshake."""
     found = {name: request.headers.get_all(name) for name in ("traceparent", "tracestate")}
     return {name: values[0] for name, values in found.items() if values}
 
 
 def _chosen(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Answer a browser that hid the ticket among its subprotocols with the one that is no secret, if it named it."""
-    if door.SUBPROTOCOL in offered:
-        return Subprotocol(door.SUBPROTOCOL)
+    """Choose a subprotocol that is not the ticket, if the browser offered one."""
+    if handshake.SUBPROTOCOL in offered:
+        return Subprotocol(handshake.SUBPROTOCOL)
     return offered[0] if offered else None

@@ -1,4 +1,4 @@
-"""How an arena listens, how many it seats and what it puts up with."""
+"""Settings of the arena."""
 
 from __future__ import annotations
 

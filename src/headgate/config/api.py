@@ -1,34 +1,34 @@
-"""Config's routes."""
+"""HTTP routes of config."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.config.config import Config, content_type_of, value_of
-from headgate.config.dynamic import Definition, definitions_of
-from headgate.config.model import (
-    ANY_VERSION,
-    VERBS,
-    ContentInvalid,
-    Draft,
-    NamespaceFull,
-    Published,
-    UnknownKey,
-    UnknownVersion,
-    Value,
-    check_key,
-)
+from headgate.config.live_settings import definitions_of
+from headgate.config.model import ANY_VERSION, VERBS, Draft, Published, Value, check_key
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.watch import events
+from headgate.config.wire import (
+    ConfigBatchAnswer,
+    ConfigBatchRequest,
+    ConfigWatchQuery,
+    DeleteQuery,
+    GetQuery,
+    PublishRequest,
+    RollbackRequest,
+    Values,
+    Versions,
+    VersionsQuery,
+)
 from headgate.http.conditional import expected_version, holds
 from headgate.http.paging import PageQuery, page_of
 from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.problems import Forbidden, NotFound, TooLarge, VersionConflict
-from headgate.kit.wire import Wire
 
 TAG: Final = "config"
 MOST_BODY: Final = 1_310_720
@@ -37,92 +37,8 @@ KEPT: Final = 1024
 MOST_KEPT: Final = 16_384
 
 
-class PublishRequest(Wire, frozen=True):
-    """A new version of a key."""
-
-    content: str
-    content_type: str | None = None
-    reason: str = ""
-    secret: bool | None = None
-
-
-class BatchItem(Wire, frozen=True):
-    """One key of a batch; without content it is deleted. `version` is the one it replaces (0: there must be none)."""
-
-    key: str
-    content: str | None = None
-    content_type: str | None = None
-    secret: bool | None = None
-    version: Annotated[int, Meta(ge=0)] | None = None
-
-
-class ConfigBatchRequest(Wire, frozen=True):
-    """Several keys at once, all or none."""
-
-    values: list[BatchItem]
-    reason: str = ""
-
-
-class ConfigBatchAnswer(Wire, frozen=True):
-    """The versions made, all at one revision."""
-
-    versions: dict[str, int]
-    revision: int
-
-
-class RollbackRequest(Wire, frozen=True):
-    """The version to go back to."""
-
-    version: Annotated[int, Meta(ge=1)]
-    reason: str = ""
-
-
-class Versions(Wire, frozen=True):
-    """A key's history, newest first."""
-
-    versions: list[Value]
-
-
-class Values(Wire, frozen=True):
-    """All values of a namespace, and for a namespace of Headgate's own what may be set there."""
-
-    values: list[Value]
-    revision: int
-    epoch: str
-    definitions: list[Definition] = []
-    next_page: str | None = None
-
-
-class GetQuery(Wire, frozen=True):
-    """For a history: only versions before this one, and at most so many."""
-
-    before: Annotated[int, Meta(ge=0)] = 0
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    version: Annotated[int, Meta(ge=1)] | None = None
-
-
-class VersionsQuery(Wire, frozen=True):
-    """Only versions before this one, and at most so many."""
-
-    before: Annotated[int, Meta(ge=0)] = 0
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-
-
-class DeleteQuery(Wire, frozen=True):
-    """Why."""
-
-    reason: str = ""
-
-
-class ConfigWatchQuery(Wire, frozen=True):
-    """From where on, and which keys only."""
-
-    revision: Annotated[int, Meta(ge=0)] | None = None
-    key: list[str] = []
-
-
 def operations(config: Config) -> list[Operation]:
-    """List config's routes."""
+    """List the routes of config."""
     api = ConfigRoutes(config)
     space, one = "/cfg/v1/{namespace}", "/cfg/v1/{namespace}/{key:path}"
     expecting = {
@@ -183,7 +99,7 @@ class ConfigRoutes:
 
     async def list_values(self, call: Call) -> Values:
         state = await self._config.read(call.namespace)
-        values = state.values if _clear(call) else [value.masked() for value in state.values]
+        values = state.values if _may_see_secrets(call) else [value.masked() for value in state.values]
         query: PageQuery = call.query
         ordered, next_page = page_of(values, lambda value: value.key, query.limit, query.page)
         definitions = definitions_of(self._config.definitions.get(call.namespace))
@@ -198,11 +114,11 @@ class ConfigRoutes:
             raise NotFound
         if query.version is not None:
             value = await self._config.version(call.namespace, key, query.version)
-            answer = _answer(value, clear=_clear(call))
+            answer = _answer(value, clear=_may_see_secrets(call))
         else:
             entry = await self._config.entry(call.namespace, key)
-            read = _answer_again if len(entry) <= MOST_KEPT else _answer_of
-            answer = read(entry, clear=_clear(call))
+            read = _cached_answer if len(entry) <= MOST_KEPT else _answer_of
+            answer = read(entry, clear=_may_see_secrets(call))
         if holds(call, answer.headers["ETag"]):
             return Answer(status=304, headers=answer.headers)
         return answer
@@ -212,7 +128,9 @@ class ConfigRoutes:
         return await self._history(call, call.path["key"], query.before, query.limit)
 
     async def _history(self, call: Call, key: str, before: int, limit: int) -> Versions:
-        return Versions(await self._config.history(call.namespace, key, before=before, most=limit, clear=_clear(call)))
+        return Versions(
+            await self._config.history(call.namespace, key, before=before, most=limit, clear=_may_see_secrets(call))
+        )
 
     async def put(self, call: Call) -> Answer:
         body: PublishRequest = call.body
@@ -229,7 +147,7 @@ class ConfigRoutes:
         _may_write(call, self._config)
         expected = expected_version(call, ANY_VERSION)
         if expected is None:
-            # Deleting what is not there must not take a version.
+            # Deleting a missing key must not create a version.
             expected = (await self._config.get(call.namespace, key)).version
         draft = Draft(key, None, expected=expected)
         query: DeleteQuery = call.query
@@ -262,7 +180,7 @@ class ConfigRoutes:
         )
 
     async def roll_back_rest(self, call: Call) -> Published:
-        """Roll back a key with slashes in it, which the route of the others does not find."""
+        """Roll back a key that contains slashes, which the other route does not match."""
         key, word = _split(call.path["key"])
         if word != "rollback":
             raise NotFound
@@ -273,7 +191,7 @@ class ConfigRoutes:
         position = call.header("last-event-id")
         after = revision_number(position, "Last-Event-ID") if position else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None
-        return Stream(events(self._config, call.namespace, after, clear=_clear(call), keys=keys))
+        return Stream(events(self._config, call.namespace, after, clear=_may_see_secrets(call), keys=keys))
 
 
 def _answer(value: Value, *, clear: bool) -> Answer:
@@ -285,22 +203,22 @@ def _answer_of(entry: bytes, *, clear: bool) -> Answer:
     return _answer(value_of(entry), clear=clear)
 
 
-# The store is asked each time; only an answer that says the very same is not written again.
-_answer_again = lru_cache(maxsize=KEPT)(_answer_of)
+# The store is read each time; only the encoding of an unchanged entry is cached.
+_cached_answer = lru_cache(maxsize=KEPT)(_answer_of)
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Take a word of our routes off the end of a path."""
+    """Split a verb of our routes off the end of a path."""
     key, _, word = path.rpartition("/")
     return (key, word) if key and word in VERBS else (check_key(path), "")
 
 
-def _clear(call: Call) -> bool:
-    """Say whether the caller may see secrets."""
+def _may_see_secrets(call: Call) -> bool:
+    """Whether the caller may see secrets."""
     return call.caller.may(Access.SERVICE)
 
 
 def _may_write(call: Call, config: Config) -> None:
-    """Headgate's own settings are its administrators'."""
+    """Require an admin for Headgate's own settings."""
     if call.namespace in config.definitions and not call.caller.may(Access.ADMIN):
         raise Forbidden(f"Only an admin may change {call.namespace}.")

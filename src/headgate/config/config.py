@@ -1,4 +1,4 @@
-"""Config: publish, read, roll back; every version with its author and reason, in one linear history per namespace."""
+"""Config: publishes, reads and rolls back values; one linear history per namespace, with author and reason."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ import msgspec
 from headgate.config import metrics
 from headgate.config.model import (
     ConfigEntry,
-    ContentInvalid,
     ContentType,
     Draft,
-    NamespaceFull,
     Published,
-    UnknownKey,
-    UnknownVersion,
     Update,
     Value,
     check_key,
     check_new_key,
     parse,
 )
+from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.settings import ConfigSettings
 from headgate.kit.ids import display_text, new_ulid, thing_name
 from headgate.kit.logs import get_logger
@@ -41,9 +38,9 @@ VERSIONS = script(__package__, "versions")
 
 MOST_AT_ONCE: Final = 100
 PAGE: Final = 50
-# A large YAML takes a second to read: in a thread, so that the process goes on answering.
-MOST_AT_A_STROKE: Final = 8192
-SLOWLY_READ: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
+# A large YAML takes a second to parse, so it is parsed in a thread.
+MOST_INLINE_BYTES: Final = 8192
+SLOW_TO_PARSE: Final = frozenset({ContentType.YAML, ContentType.TOML, ContentType.PROPERTIES})
 
 log = get_logger()
 _entries = msgspec.json.Decoder(ConfigEntry)
@@ -52,7 +49,7 @@ Definitions = Mapping[str, type[Any]]
 
 
 class NamespaceState(msgspec.Struct, frozen=True):
-    """Values at one moment."""
+    """The values of a namespace at one moment."""
 
     values: list[Value]
     revision: int
@@ -60,7 +57,7 @@ class NamespaceState(msgspec.Struct, frozen=True):
 
 
 class Config:
-    """All namespaces of a store; `definitions` says what type each key of a namespace must have."""
+    """All namespaces of a store; `definitions` gives the required type of each key of a namespace."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class Config:
         self.feed: Feed[Value] = Feed(store, self._snapshot, open_watches=metrics.WATCHERS, lag=metrics.WATCH_LAG)
 
     def space(self, namespace: str) -> Thing:
-        """Name a namespace's place."""
+        """Give the address of a namespace in the store."""
         return self.store.thing("config", thing_name(namespace, "namespace"), "values")
 
     async def get(self, namespace: str, key: str) -> Value:
@@ -82,7 +79,7 @@ class Config:
         return value_of(await self.entry(namespace, check_key(key)))
 
     async def entry(self, namespace: str, key: str) -> bytes:
-        """Give the newest version of a key, which must have been checked, as the store keeps it; raises UnknownKey."""
+        """Give the newest version of a validated key in its stored form; raises UnknownKey."""
         metrics.READS.inc()
         thing = self.space(namespace)
         found = cast("bytes | None", await self.store.read(thing, "HGET", thing.key("values"), key))
@@ -91,14 +88,14 @@ class Config:
         return found
 
     async def read(self, namespace: str, keys: Sequence[str] = ()) -> NamespaceState:
-        """Give the named keys that exist, or all, at one moment."""
+        """Give the named keys that exist, or all keys, at one moment."""
         metrics.READS.inc()
         return await self._state(self.space(namespace), keys)
 
     async def publish(
         self, namespace: str, drafts: Sequence[Draft], *, author: str, reason: str = ""
     ) -> dict[str, Published]:
-        """Publish new versions, all or none; raises VersionConflict with the version that is there."""
+        """Publish new versions, all or none; raises VersionConflict with the current version."""
         if not 1 <= len(drafts) <= MOST_AT_ONCE:
             raise InvalidRequest(f"Publish 1 to {MOST_AT_ONCE} keys at once.", field="values")
         if len({draft.key for draft in drafts}) < len(drafts):
@@ -111,7 +108,7 @@ class Config:
             else:
                 check_new_key(draft.key)
         items: list[Arg] = []
-        for draft in await self._typed(namespace, drafts):
+        for draft in await self._with_content_types(namespace, drafts):
             expected = "" if draft.expected is None else draft.expected
             items += [draft.key, expected, *await self._item(namespace, draft)]
         settings = self.settings
@@ -154,7 +151,7 @@ class Config:
     async def history(
         self, namespace: str, key: str, *, before: int = 0, most: int = PAGE, clear: bool = True
     ) -> list[Value]:
-        """Give a key's versions, newest first, each with its difference from the one before; not `clear`, without secrets."""
+        """List a key's versions, newest first, each with a diff to the one before; without `clear`, secrets are masked."""
         reply = await self.store.run(VERSIONS, self.space(namespace), check_key(key), before, most + 1)
         entries = [_entries.decode(each) for each in cast("list[bytes]", reply)]
         if not entries and not before:
@@ -163,7 +160,7 @@ class Config:
         for index, entry in enumerate(entries[:most]):
             older = entries[index + 1] if index + 1 < len(entries) else None
             value = entry.value() if clear else entry.value().masked()
-            # What a version has taken the place of is in the difference too, and may have been secret.
+            # The diff contains the older version too, which may have been secret.
             shown = clear or not (entry.secret or (older is not None and older.secret))
             found.append(msgspec.structs.replace(value, diff=_diff(older, entry) if shown else None))
         return found
@@ -182,12 +179,14 @@ class Config:
         """Publish an old version's content as a new version."""
         old = await self.version(namespace, key, version)
         content = old.content if old.kind == "put" else None
-        draft = Draft(key, content, old.content_type, expected, old.secret or None)  # what is secret now stays so
+        draft = Draft(
+            key, content, old.content_type, expected, old.secret or None
+        )  # a key that is secret now stays secret
         words = reason or f"back to version {version}"
         return (await self.publish(namespace, [draft], author=author, reason=words))[key]
 
     async def _missing(self, namespace: str, key: str, version: int) -> str:
-        """Say why there is no such version: it was never made, or is kept no more."""
+        """Explain why there is no such version: it was never made, or was trimmed."""
         newest = cast("list[bytes]", await self.store.run(VERSIONS, self.space(namespace), key, 0, 1))
         if not newest:
             return f"There is no key {key} in {namespace}."
@@ -196,12 +195,12 @@ class Config:
             return f"There is no version {version} of {key} yet; the newest is {last}."
         return f"Version {version} of {key} is not kept."
 
-    async def _typed(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """Fill in the content types that nobody said: as they were; of a new key text, or JSON where it has a definition."""
-        unsaid = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
-        if not unsaid:
+    async def _with_content_types(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """Fill in missing content types: the key's current one; for a new key text, or JSON where it has a definition."""
+        untyped = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
+        if not untyped:
             return drafts
-        types = {value.key: value.content_type for value in (await self._state(self.space(namespace), unsaid)).values}
+        types = {value.key: value.content_type for value in (await self._state(self.space(namespace), untyped)).values}
         usual = ContentType.JSON if namespace in self.definitions else ContentType.TEXT
         return [
             msgspec.structs.replace(draft, content_type=draft.content_type or types.get(draft.key, usual))
@@ -214,7 +213,7 @@ class Config:
         size = len(draft.content.encode(errors="surrogatepass"))
         if size > self.settings.most_bytes:
             raise TooLarge(f"{draft.key} has {size} bytes; {self.settings.most_bytes} is the most.")
-        if size > MOST_AT_A_STROKE and draft.content_type in SLOWLY_READ:
+        if size > MOST_INLINE_BYTES and draft.content_type in SLOW_TO_PARSE:
             parsed = await asyncio.to_thread(parse, draft.content, draft.content_type)
         else:
             parsed = parse(draft.content, draft.content_type)
@@ -228,7 +227,7 @@ class Config:
         return "put", fields
 
     def _check_definition(self, namespace: str, draft: Draft, parsed: object) -> bool:
-        """Refuse what does not fit its definition; tell whether that says it is secret."""
+        """Refuse content that does not match its definition; return whether the definition makes it secret."""
         definitions = self.definitions.get(namespace)
         if definitions is None:
             return False
@@ -256,18 +255,18 @@ class Config:
 
 
 def value_of(entry: bytes) -> Value:
-    """Read a version as the store keeps it."""
+    """Decode a stored version."""
     return _entries.decode(entry).value()
 
 
-def read_update(change: FeedChange) -> Update:
-    """Read the publish that a change carries."""
+def decode_update(change: FeedChange) -> Update:
+    """Decode the publish in a change event."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return Update(change.revision, [entry.value() for entry in _updates.decode(change.value)])
 
 
 def content_type_of(text: str | None) -> ContentType | None:
-    """Read a content type as people name it: json, or application/json; None stays None."""
+    """Parse a content type: json, or application/json; None stays None."""
     if text is None:
         return None
     word = text.partition(";")[0].strip().lower().rpartition("/")[2].removeprefix("x-").removeprefix("java-")
@@ -279,7 +278,7 @@ def content_type_of(text: str | None) -> ContentType | None:
 
 
 def _fields(**values: object) -> str:
-    """Write JSON fields that go on after others."""
+    """Encode JSON fields to be appended to an object."""
     return "," + msgspec.json.encode(values).decode()[1:-1]
 
 

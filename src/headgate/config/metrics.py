@@ -1,4 +1,4 @@
-"""What config measures."""
+"""Metrics of config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a value is, which contents are well-formed, and what Headgate itself may be told this way."""
+"""Domain types of config: values and versions, rules for keys, and parsers of contents."""
 
 from __future__ import annotations
 
@@ -13,42 +13,19 @@ from typing import Any, Final
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
+from headgate.config.problems import ContentInvalid
 from headgate.kit.ids import config_key
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import InvalidRequest
 
-# Words behind a key in our routes.
+# Verbs after a key in our routes.
 VERBS: Final = frozenset({"watch", "history", "rollback"})
-# What no new key begins or ends with; keys that are older than this rule can be read and deleted.
+# New keys may not begin or end with these; older keys that do can be read and deleted.
 RESERVED: Final = VERBS | {"gray", "schemas"}
 MASK: Final = "••••••"
 
 
-class UnknownKey(HeadgateError):
-    """There is no such key."""
-
-    code, status = "unknown_key", 404
-
-
-class UnknownVersion(HeadgateError):
-    """This version is not kept, or never was."""
-
-    code, status = "unknown_version", 404
-
-
-class NamespaceFull(HeadgateError):
-    """This namespace has as many keys, or as much in them, as it may have."""
-
-    code, status = "namespace_full", 429
-
-
-class ContentInvalid(HeadgateError):
-    """The content is not well-formed."""
-
-    code, status = "content_invalid", 422
-
-
 class ContentType(StrEnum):
-    """What a content is written in."""
+    """The format of a content."""
 
     TEXT = "text"
     JSON = "json"
@@ -72,18 +49,18 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
     diff: str | None = None
 
     def masked(self) -> Value:
-        """Give it without its content if that is secret."""
+        """Give a copy without the content if it is secret."""
         if not self.secret:
             return self
         return msgspec.structs.replace(self, content=MASK if self.kind == "put" else "", diff=None)
 
     def parsed(self) -> Any:
-        """Give the content as what it says: an object, a list, a text."""
+        """Parse the content: an object, a list or a text."""
         return parse(self.content, self.content_type)
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
-    """A version as the store keeps it."""
+    """A version as it is stored."""
 
     key: str
     kind: str
@@ -96,7 +73,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     secret: bool = False
 
     def value(self) -> Value:
-        """Give it as callers see it."""
+        """Convert it to a `Value`."""
         at = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return Value(
             self.key, self.version, self.content, self.type, at, self.author, self.reason, self.secret, self.kind
@@ -107,9 +84,9 @@ ANY_VERSION: Final = -1
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A new version to publish; `expected` is the version it replaces (0: there must be none, `ANY_VERSION`: there must be one).
+    """A new version to publish; `expected` is the version it replaces (0: none may exist, `ANY_VERSION`: one must exist).
 
-    Without content the key is deleted; `content_type` and `secret` None leave that as it was (text and open, if it is new).
+    Without content the key is deleted. `content_type` and `secret` None keep what the key has (text and not secret, if new).
     """
 
     key: str
@@ -134,7 +111,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 def check_key(key: str) -> str:
-    """Check a key that is to be read or deleted: its last part may not be a word of our routes."""
+    """Validate a key to read or delete: its last part may not be a verb of our routes."""
     config_key(key, "key")
     parts = key.split("/")
     if "" in parts or "." in parts or ".." in parts:
@@ -145,7 +122,7 @@ def check_key(key: str) -> str:
 
 
 def check_new_key(key: str) -> str:
-    """Check a key that is to be written: neither its first nor its last part may be reserved."""
+    """Validate a key to write: neither its first nor its last part may be reserved."""
     check_key(key)
     first, *_, last = (*key.split("/"), key.rpartition("/")[2])
     for part in (first, last):
@@ -162,7 +139,7 @@ def _reserved(key: str, part: str) -> InvalidRequest:
 
 
 def parse(content: str, type_: ContentType) -> Any:
-    """Read a content; raises ContentInvalid with the position of the first mistake."""
+    """Parse a content; raises ContentInvalid with the position of the first error."""
     try:
         match type_:
             case ContentType.JSON:
@@ -191,7 +168,7 @@ def parse(content: str, type_: ContentType) -> Any:
 
 
 def _refuse_constant(content: str, name: str) -> None:
-    """Refuse NaN and its kin, which Python reads and JSON does not know; say where it stands."""
+    """Refuse NaN and Infinity, which Python's parser accepts, with their position."""
     at = next((found.start() for found in _STRING_OR_CONSTANT.finditer(content) if found[0][0] != '"'), 0)
     raise json.JSONDecodeError(f"{name} is not JSON", content, at)
 
@@ -207,7 +184,7 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
 def _parse_properties(content: str) -> dict[str, str]:
-    """Read Java's properties: key=value, comments, continued lines and escapes."""
+    """Parse Java properties: key=value, comments, continued lines and escapes."""
     found: dict[str, str] = {}
     lines = content.splitlines()
     number = 0

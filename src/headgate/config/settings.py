@@ -1,4 +1,4 @@
-"""How config keeps what is published."""
+"""Settings of config."""
 
 from __future__ import annotations
 

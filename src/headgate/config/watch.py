@@ -1,4 +1,4 @@
-"""Watches of a namespace as they leave the house: the present values, then every publish; late-comers get the latest."""
+"""Watches of a namespace: the current values, then every publish; a resumed watch first gets the latest of each changed key."""
 
 from __future__ import annotations
 
@@ -10,41 +10,26 @@ from typing import Final
 import msgspec
 
 from headgate.config import metrics
-from headgate.config.config import Config, read_update
+from headgate.config.config import Config, decode_update
 from headgate.config.model import Update, Value
+from headgate.config.wire import ConfigBookmark, ValueEvent
 from headgate.http.routes import event
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Notices, Reset, Snapshot
-
-
-class ConfigBookmark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A position: of a bookmark, of a compaction, or of a new epoch."""
-
-    revision: int
-    epoch: str | None = None
-
-
-class Told(msgspec.Struct, frozen=True, rename="camel"):
-    """A key's new version, or its end."""
-
-    revision: int
-    key: str
-    version: int
-    value: Value | None = None
 
 
 class _Keyed(msgspec.Struct, frozen=True):
     key: str
 
 
-LATELY: Final = 128  # publishes that are kept written, for whoever is a little behind; contents may be large
+MOST_CACHED: Final = 128  # publishes whose encoding is cached for watchers that lag; contents may be large
 Step = Snapshot[Value] | Update | Bookmark | Compacted | Reset
 _raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _keys = msgspec.json.Decoder(list[_Keyed])
 
 
 async def follow(config: Config, namespace: str, after: int | None) -> AsyncGenerator[Step, None]:
-    """Follow a namespace; whoever resumes gets each changed key's latest once, then every publish."""
+    """Follow a namespace; a resumed watch gets each changed key's latest value once, then every publish."""
     notices = config.feed.watch(config.space(namespace), after)
     if after is not None:
         notices = newest_of_each(notices)
@@ -60,7 +45,7 @@ async def follow(config: Config, namespace: str, after: int | None) -> AsyncGene
 def events(
     config: Config, namespace: str, after: int | None, *, clear: bool, keys: frozenset[str] | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Give a namespace's events; `clear` shows secret contents, `keys` leaves out all others."""
+    """Stream a namespace's events; `clear` shows secret contents, `keys` selects keys."""
     write = _write_clear if clear else _write_masked
     if keys is not None:
         write = partial(_write_some, clear=clear, keys=keys)
@@ -68,7 +53,7 @@ def events(
 
 
 async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
-    """Leave of what was missed, up to the first mark, only each key's newest version; no more than that is kept meanwhile."""
+    """Reduce the missed changes, up to the first bookmark, to each key's newest version, in bounded memory."""
     missed: dict[str, tuple[FeedChange, bytes]] | None = {}
     async with aclosing(notices):
         async for notice in notices:
@@ -85,7 +70,7 @@ async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
 def _keep_newest(missed: dict[str, tuple[FeedChange, bytes]], change: FeedChange) -> None:
     bare = msgspec.structs.replace(change, value=b"")
     for entry, raw in zip(_keys.decode(change.value), _raw_entries.decode(change.value), strict=True):
-        missed.pop(entry.key, None)  # so that what is newest comes last
+        missed.pop(entry.key, None)  # so that the newest comes last
         missed[entry.key] = (bare, bytes(raw))
 
 
@@ -108,9 +93,9 @@ def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: froze
     return _write(notice, keys, clear=clear)
 
 
-@lru_cache(maxsize=LATELY)
+@lru_cache(maxsize=MOST_CACHED)
 def _rendered(change: FeedChange, *, clear: bool) -> bytes:
-    """Write a publish once for all who watch, however late."""
+    """Encode a publish once for all watchers, also for those that lag."""
     return _write(change, None, clear=clear)
 
 
@@ -120,7 +105,7 @@ def _write(notice: Notice[Value], keys: frozenset[str] | None, *, clear: bool) -
             return _render(notice.revision, _chosen(_read(notice).values, keys), clear=clear)
         case Snapshot():
             values = _chosen(notice.items, keys)
-            return b"".join(event("put", _told(notice.revision, value, clear=clear)) for value in values)
+            return b"".join(event("put", _event_of(notice.revision, value, clear=clear)) for value in values)
         case Bookmark():
             return event("bookmark", ConfigBookmark(notice.revision), notice.revision)
         case Compacted():
@@ -133,26 +118,26 @@ def _chosen(values: Sequence[Value], keys: frozenset[str] | None) -> Sequence[Va
     return values if keys is None else [value for value in values if value.key in keys]
 
 
-@lru_cache(maxsize=LATELY)
+@lru_cache(maxsize=MOST_CACHED)
 def _read(change: FeedChange) -> Update:
-    """Read a publish once for all who watch."""
-    return read_update(change)
+    """Decode a publish once for all watchers."""
+    return decode_update(change)
 
 
 def _render(revision: int, values: Sequence[Value], *, clear: bool) -> bytes:
-    """Write a publish; only its last event carries the id, so that nobody resumes in the middle of it."""
+    """Encode a publish; only its last event has the id, so that nobody resumes in the middle of it."""
     last = len(values) - 1
     return b"".join(
         event(
             "put" if value.kind == "put" else "removed",
-            _told(revision, value, clear=clear),
+            _event_of(revision, value, clear=clear),
             revision if index == last else None,
         )
         for index, value in enumerate(values)
     )
 
 
-def _told(revision: int, value: Value, *, clear: bool) -> Told:
+def _event_of(revision: int, value: Value, *, clear: bool) -> ValueEvent:
     if value.kind != "put":
-        return Told(revision, value.key, value.version)
-    return Told(revision, value.key, value.version, value if clear else value.masked())
+        return ValueEvent(revision, value.key, value.version)
+    return ValueEvent(revision, value.key, value.version, value if clear else value.masked())

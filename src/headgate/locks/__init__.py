@@ -1,23 +1,14 @@
-"""One holder at a time, and the holder is told the truth: locks, elections, quorums and fences."""
+"""Locks with one holder at a time, elections, quorums and fences; a holder learns when its lock is lost."""
 
 from headgate.locks.election import Election, Leader
-from headgate.locks.guard import FencedValue, Fences
-from headgate.locks.held import Held
+from headgate.locks.fences import FencedValue, Fences
+from headgate.locks.held_lock import Held
+from headgate.locks.lock_source import Lock, LockSource
 from headgate.locks.locks import Locks
-from headgate.locks.model import (
-    AlreadyHeld,
-    FenceOutdated,
-    LockEvent,
-    LockHeld,
-    LockLost,
-    LockState,
-    NotHolder,
-    NotReplicated,
-    QuorumLost,
-)
+from headgate.locks.model import LockEvent, LockState
+from headgate.locks.problems import AlreadyHeld, FenceOutdated, LockHeld, LockLost, NotHolder, NotReplicated, QuorumLost
 from headgate.locks.quorum import Quorum, QuorumHealth
 from headgate.locks.settings import LockSettings
-from headgate.locks.source import Lock, LockSource
 
 __all__ = [
     "AlreadyHeld",

@@ -1,98 +1,33 @@
-"""The locks' routes, for languages without an SDK and for operators."""
+"""HTTP routes of locks, for languages without an SDK and for operators."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.http.routes import EVENTS, Access, Call, Operation, Stream, event
-from headgate.kit.ids import MemberId, display_text, new_ulid
+from headgate.kit.ids import display_text, new_ulid
 from headgate.kit.problems import NotFound
-from headgate.kit.wire import Wire
-from headgate.locks.guard import MOST_FENCE, FencedValue
+from headgate.locks.fences import FencedValue
 from headgate.locks.locks import Locks
-from headgate.locks.model import (
-    LONGEST_DELAY,
-    LONGEST_TTL,
-    MOST_REPLICAS,
-    FenceOutdated,
-    LockEvent,
-    LockHeld,
-    LockState,
-    NotHolder,
-    NotReplicated,
-    Want,
-    checked_holder,
+from headgate.locks.model import LockRequest, LockState, checked_holder
+from headgate.locks.problems import FenceOutdated, LockHeld, NotHolder, NotReplicated
+from headgate.locks.wire import (
+    MOST_LABEL,
+    Acquired,
+    AcquireRequest,
+    BreakRequest,
+    Broken,
+    FencedRequest,
+    HolderRequest,
+    LockHistory,
+    LockList,
 )
 
-LONGEST_WAIT: Final = 300
-MOST_LABEL: Final = 64
 MOST_BODY: Final = 4_194_304
-Holder = Annotated[MemberId, Meta(examples=["worker-7"])]
-Fence = Annotated[int, Meta(ge=1, le=MOST_FENCE)]
-
-
-class AcquireRequest(Wire):
-    """Ask for a lock; the same holder asking again while it holds gets the same fence."""
-
-    ttl_seconds: Annotated[float, Meta(ge=1, le=LONGEST_TTL, examples=[10])]
-    wait_seconds: Annotated[float, Meta(ge=0, le=LONGEST_WAIT)] = 0
-    holder: Holder | None = None
-    delay_seconds: Annotated[float, Meta(ge=0, le=LONGEST_DELAY)] = 0
-    label: Annotated[
-        str, Meta(max_length=MOST_LABEL, description="who holds it, for people; the token's name unless given")
-    ] = ""
-    replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
-
-
-class Acquired(Wire):
-    """A lock that is yours: renew it before its TTL ends, and show its fence to what it guards."""
-
-    holder: str
-    fence: int
-    ttl_seconds: float
-
-
-class HolderRequest(Wire):
-    """Who renews or releases."""
-
-    holder: Holder
-
-
-class BreakRequest(Wire):
-    """Why a lock is taken away; with a fence, only if that holding is still the one."""
-
-    reason: Annotated[str, Meta(max_length=500)] = ""
-    fence: Fence | None = None
-
-
-class Broken(Wire):
-    """The fence of the holding that was ended; 0 if there was none."""
-
-    fence: int
-
-
-class LockList(Wire):
-    """Locks that are held or waited for."""
-
-    locks: Sequence[LockState]
-
-
-class LockHistory(Wire):
-    """How holdings ended against their holders' wish, the latest first."""
-
-    events: Sequence[LockEvent]
-
-
-class FencedRequest(Wire):
-    """A value to write under a fence."""
-
-    value: str
-    fence: Fence
 
 
 def operations(locks: Locks) -> list[Operation]:
@@ -154,7 +89,7 @@ class LockRoutes:
     async def acquire_lock(self, call: Call) -> Acquired:
         body: AcquireRequest = call.body
         holder = checked_holder(body.holder) if body.holder is not None else self._locks.names.next()
-        want = Want(
+        request = LockRequest(
             call.namespace,
             call.path["name"],
             body.ttl_seconds,
@@ -162,11 +97,11 @@ class LockRoutes:
             body.delay_seconds,
             body.label or call.caller.name[:MOST_LABEL],
             replicas=body.replicas,
-            # A client that heard nothing asks again in the same name; that we notice late does not take it from it.
-            request=new_ulid() if body.holder is not None else "-",
+            # A client may retry under the same name; noticing late that the first request was cut must not release the second's lock.
+            request_id=new_ulid() if body.holder is not None else "-",
         )
-        granting = self._locks.take(want, holder)
-        # Whoever hangs up leaves the line.
+        granting = self._locks.take(request, holder)
+        # A client that disconnects stops waiting.
         grant = await (call.attend(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)
 

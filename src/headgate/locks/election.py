@@ -1,4 +1,4 @@
-"""Elections: a lock whose holder leads, and whose changes anybody may observe."""
+"""Elections: the holder of a lock is the leader, and anybody may observe the changes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import aclosing
 
 import msgspec
 
+from headgate.locks.lock_source import Lock, LockSource
 from headgate.locks.model import LockState, election_name
-from headgate.locks.source import Lock, LockSource
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who leads, by the name it gave itself, and its term's number, which only grows."""
+    """The name that the leader gave itself, and the number of its term, which only grows."""
 
     name: str
     fence: int
 
 
 class Election:
-    """One office; at any time at most one candidate holds it."""
+    """An election with at most one leader at any time."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Election:
         self._namespace = namespace
 
     def campaign(self, candidate: str | None = None, *, wait: float | None = None) -> Lock:
-        """Stand for election: `async with election.campaign() as term:` is entered once elected.
+        """Become a candidate: `async with election.campaign() as term:` is entered once elected.
 
-        Leaving the block, or `await term.release()`, is resigning; the next candidate in line follows at once.
+        Leaving the block, or `await term.release()`, is resigning; the next candidate follows at once.
         """
         label = self._candidate if candidate is None else candidate
         return self._source.lock(
@@ -50,11 +50,11 @@ class Election:
         )
 
     async def leader(self) -> Leader | None:
-        """Tell who leads now."""
+        """Give the current leader, or None."""
         return _leader(await self._source.show(self._lock_name, self._namespace))
 
     async def observe(self) -> AsyncGenerator[Leader | None, None]:
-        """Give the leader now and after each change; None while nobody leads."""
+        """Yield the current leader, and again after each change; None while there is no leader."""
         last: Leader | None = None
         first = True
         async with aclosing(self._source.watch(self._lock_name, self._namespace)) as states:

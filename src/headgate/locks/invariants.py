@@ -1,4 +1,4 @@
-"""Looks for contradictions in a lock: whoever waits in line must be known, with a process. Nothing is changed."""
+"""Checks the invariants of a lock without changing it: every waiter must be known, with its process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ MOST_PROCESSES: Final = 1000
 
 
 async def inspect(store: Store, thing: Thing) -> tuple[int, list[str]]:
-    """Give how many wait, and what does not agree."""
+    """Give the number of waiters, and the violations."""
     members, *words = cast("list[int | bytes]", await store.run(INSPECT, thing, MOST_PROCESSES))
     return cast("int", members), [cast("bytes", each).decode() for each in words]

@@ -1,4 +1,4 @@
-"""What a worker does for locks: remove what is left of those that nobody has used for a while."""
+"""Periodic jobs of workers for locks: deleting locks that have not been used for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_A_TIME: Final = 200
 
 
 async def sweep(locks: Locks) -> int:
-    """Look at the locks that are due and forget the unused ones; give how many were forgotten."""
+    """Delete unused locks among those that are due; return how many were deleted."""
     keep_ms = locks.settings.keep_seconds * 1000
     gone = 0
     for claim in await locks.index.claim(AT_A_TIME):
@@ -27,7 +27,7 @@ async def sweep(locks: Locks) -> int:
 
 
 def jobs(locks: Locks) -> list[Job]:
-    """Give the jobs of this part."""
+    """List the jobs of locks."""
 
     async def step() -> None:
         while await sweep(locks) == AT_A_TIME:

@@ -1,7 +1,7 @@
-"""Locks in one store: a FIFO line in the lock's own slot, hints and timers in place of polling.
+"""Locks in one store: waiters stand in FIFO order in the lock's own slot; hints and timers replace polling.
 
-Every call is repeated safely by the holder's name, so a lost reply costs nothing. Whoever is cancelled or cannot know how its
-call ended gives back, in the background, whatever it may have got; the connection keeps the order of the calls.
+Every call is idempotent by the holder's name, so a lost reply can be retried. A caller that is cancelled or does not know
+the outcome releases, in the background, whatever it may have got; the connection keeps the order of the calls.
 """
 
 from __future__ import annotations
@@ -14,21 +14,12 @@ from typing import Final, NamedTuple, cast
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.locks.guard import FencedValue, Fences
-from headgate.locks.model import (
-    Grant,
-    LockEvent,
-    LockHeld,
-    LockState,
-    NotHolder,
-    NotReplicated,
-    Want,
-    checked_holder,
-    read_state,
-)
+from headgate.locks.fences import FencedValue, Fences
+from headgate.locks.lock_source import LockSource
+from headgate.locks.model import Grant, LockEvent, LockRequest, LockState, checked_holder, decode_state
+from headgate.locks.problems import LockHeld, NotHolder, NotReplicated
 from headgate.locks.settings import LockSettings
-from headgate.locks.source import LockSource
-from headgate.locks.waiting import LockLine, LockWaiter
+from headgate.locks.waiters import LockWaiter, WaiterList
 from headgate.locks.watch import watch_lock
 from headgate.store import Index, Store, Thing, script
 from headgate.store.client.link import Arg, Reply
@@ -43,14 +34,14 @@ AWAY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 0.1
 ACK_SHARE: Final = 0.3
 NONCE_LETTERS: Final = 9
-MOST_NOTED: Final = 100_000
-LIST_AGAIN_SECONDS: Final = 1.0
+MOST_INDEXED: Final = 100_000
+INDEX_RETRY_SECONDS: Final = 1.0
 
 log = get_logger()
 
 
 class AcquireReply(NamedTuple):
-    """What the store said to one who asked: the fence, or the place in line and when to ask again."""
+    """The decoded reply of acquire.lua: the fence, or the place in line and when to ask again."""
 
     fence: int
     place: int
@@ -60,8 +51,8 @@ class AcquireReply(NamedTuple):
     passed_over: bool = False
 
 
-class _Listing:
-    """A lock that is being entered in the list of locks, and how many wait for that."""
+class _Indexing:
+    """A lock that is being added to the index, and the number of callers that wait for that."""
 
     __slots__ = ("lock", "users")
 
@@ -80,58 +71,60 @@ class Locks(LockSource):
         self.fences = Fences(store)
         self.index = Index(store, "lock")
         self._grace_ms = self.settings.grace_ms
-        self._lines: dict[Thing, LockLine] = {}
-        self._noted: dict[Thing, float] = {}
-        self._listing: dict[Thing, _Listing] = {}
-        self._unlisted: set[Thing] = set()
+        self._lines: dict[Thing, WaiterList] = {}
+        self._indexed_until: dict[Thing, float] = {}
+        self._indexing: dict[Thing, _Indexing] = {}
+        self._unindexed: set[Thing] = set()
         self._loop = asyncio.get_running_loop()
 
     def thing(self, name: str, namespace: str | None = None) -> Thing:
-        """Name the thing that a lock is in the store."""
+        """Give the address of a lock in the store."""
         return self.store.thing("lock", thing_name(namespace or self.namespace, "namespace"), thing_name(name, "name"))
 
-    async def grant(self, want: Want, holder: str) -> Grant:
-        """Take a lock for a holder; asking again with the same name while it holds gives the same fence."""
-        thing = self.store.thing("lock", want.namespace, want.name)
-        limit = None if want.wait is None else self._loop.time() + want.wait
-        await self._note(thing)
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
+        """Acquire a lock for a holder; the same holder's name again gives the same fence."""
+        thing = self.store.thing("lock", request.namespace, request.name)
+        limit = None if request.wait is None else self._loop.time() + request.wait
+        await self._index_lock(thing)
         line = self._lines.get(thing)
         if line is not None:
-            line.attend()  # it listens already, so nothing that happens from now on is missed
+            line.attend()  # already subscribed, so no hint from now on is missed
         try:
             sent = self._loop.time()
-            turn = await self._ask(thing, want, holder, join=limit is None or limit > sent)
+            turn = await self._ask(thing, request, holder, join=limit is None or limit > sent)
             if turn.fence:
                 if line is not None:
-                    line.learn(turn.as_of, want.ttl + want.delay)
-                return Grant(want, holder, turn.fence, sent)
+                    line.learn(turn.as_of, request.ttl + request.delay)
+                return Grant(request, holder, turn.fence, sent)
             if not turn.place:
-                raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
+                raise LockHeld(f"Somebody else holds the lock {request.name}.", retry_after=1)
             if line is None:
                 line = self._line(thing)
-            return await self._wait(line, want, holder, turn, limit)
+            return await self._wait(line, request, holder, turn, limit)
         except (LockHeld, NotReplicated):
             raise
         except BaseException:
-            # Cancelled, or the store did not answer: what we asked for may have been given.
-            self.leave_soon(want, holder)
+            # Cancelled, or no reply: the lock may have been granted.
+            self.withdraw_soon(request, holder)
             raise
         finally:
             if line is not None:
                 line.depart()
 
-    async def _wait(self, line: LockLine, want: Want, holder: str, turn: AcquireReply, limit: float | None) -> Grant:
+    async def _wait(
+        self, line: WaiterList, request: LockRequest, holder: str, turn: AcquireReply, limit: float | None
+    ) -> Grant:
         waiter = LockWaiter(holder, turn.place, turn.ahead)
         line.learn(turn.as_of, turn.opens_in)
         line.add(waiter)
         if self._closing:
-            waiter.called.set()  # whoever was there before it has been told
+            waiter.called.set()  # the waiters before it have been woken already
         away_since: float | None = None
         try:
             while True:
                 called = await _called(waiter, limit)
                 if waiter.fence:
-                    return Grant(want, holder, waiter.fence, waiter.sent)
+                    return Grant(request, holder, waiter.fence, waiter.sent)
                 if not called:
                     break
                 if self._closing:
@@ -139,11 +132,11 @@ class Locks(LockSource):
                 waiter.called.clear()
                 sent = self._loop.time()
                 try:
-                    turn = await self._ask(line.thing, want, holder, join=True, former=waiter.place)
+                    turn = await self._ask(line.thing, request, holder, join=True, former=waiter.place)
                 except Closed:
                     raise
                 except StoreUnavailable:
-                    # Those in line outlast an outage of the store within their patience.
+                    # Waiters outlast an outage of the store for as long as they may wait.
                     away_since = away_since or sent
                     if self._loop.time() - away_since > AWAY_SECONDS or (limit and self._loop.time() > limit):
                         raise
@@ -152,36 +145,38 @@ class Locks(LockSource):
                     continue
                 away_since = None
                 if turn.fence:
-                    line.learn(turn.as_of, want.ttl + want.delay)
-                    return Grant(want, holder, turn.fence, sent)
+                    line.learn(turn.as_of, request.ttl + request.delay)
+                    return Grant(request, holder, turn.fence, sent)
                 waiter.ahead = turn.ahead
                 line.learn(turn.as_of, turn.opens_in)
                 if turn.passed_over:
-                    # It was called and did not hear it, and so were those behind it here. They may be deaf for longer:
-                    # each looks once more within the grace of its next call.
+                    # It missed the hint that it was its turn, and so may those behind it here. Hints may be lost for longer:
+                    # each asks once more within the grace of its next turn.
                     self._loop.call_later(self._grace_ms / 2000, waiter.called.set)
                     if line.is_first(waiter):
                         line.call_all()
         finally:
             line.remove(waiter)
-        await self.give_up(want, holder)
-        raise LockHeld(f"Somebody else held the lock {want.name} for {want.wait:g} s.", retry_after=1)
+        await self.withdraw(request, holder)
+        raise LockHeld(f"Somebody else held the lock {request.name} for {request.wait:g} s.", retry_after=1)
 
-    async def _ask(self, thing: Thing, want: Want, holder: str, *, join: bool, former: int = 0) -> AcquireReply:
+    async def _ask(
+        self, thing: Thing, request: LockRequest, holder: str, *, join: bool, former: int = 0
+    ) -> AcquireReply:
         arguments = (
             holder,
             self.names.owner,
-            want.ttl_ms,
-            round(want.delay * 1000),
+            request.ttl_ms,
+            round(request.delay * 1000),
             self._grace_ms,
-            (1 if want.replicas else 2) if join else 0,
+            (1 if request.replicas else 2) if join else 0,
             former,
-            want.label,
-            int(want.announced),
-            want.request,
+            request.label,
+            int(request.announced),
+            request.request_id,
         )
-        if want.replicas:
-            reply = await self._ask_replicated(thing, want, holder, arguments)
+        if request.replicas:
+            reply = await self._ask_replicated(thing, request, holder, arguments)
         else:
             reply = cast("list[int | bytes]", await self.store.run(ACQUIRE, thing, *arguments))
         if reply[0] == 1:
@@ -189,75 +184,75 @@ class Locks(LockSource):
         return AcquireReply(0, int(reply[1]), int(reply[2]) / 1000, int(reply[3]), int(reply[4]), reply[5] == 1)
 
     async def _ask_replicated(
-        self, thing: Thing, want: Want, holder: str, arguments: Sequence[Arg]
+        self, thing: Thing, request: LockRequest, holder: str, arguments: Sequence[Arg]
     ) -> list[int | bytes]:
-        """Ask so that a lock which is given counts only once enough replicas have it; else it is given back."""
-        ack_seconds = min(self.settings.ack_ms / 1000, want.ttl * ACK_SHARE)
+        """Acquire a lock that counts only once enough replicas have it; otherwise release it."""
+        ack_seconds = min(self.settings.ack_ms / 1000, request.ttl * ACK_SHARE)
         answer, confirmed = await self.store.run_replicated(
-            ACQUIRE, thing, *arguments, replicas=want.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
+            ACQUIRE, thing, *arguments, replicas=request.replicas, ack_ms=round(ack_seconds * 1000), counts=_is_given
         )
-        if _is_given(answer) and confirmed < want.replicas:
-            await self.give_up(want, holder)
+        if _is_given(answer) and confirmed < request.replicas:
+            await self.withdraw(request, holder)
             raise NotReplicated(
-                f"{confirmed} of {want.replicas} replicas confirmed the lock {want.name} in {ack_seconds:g} s.",
+                f"{confirmed} of {request.replicas} replicas confirmed the lock {request.name} in {ack_seconds:g} s.",
                 retry_after=1,
                 confirmed=confirmed,
             )
         return cast("list[int | bytes]", answer)
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more."""
-        want = grant.want
-        await self.renew_as(want.namespace, want.name, grant.holder, deadline=deadline)
+        """Extend the lease to one TTL from now."""
+        request = grant.request
+        await self.renew_as(request.namespace, request.name, grant.holder, deadline=deadline)
 
     async def renew_as(
         self, namespace: str, name: str, holder: str, *, deadline: float | None = None
     ) -> tuple[int, float]:
-        """Renew in a holder's name; give its fence and TTL."""
-        want = Want(namespace, name, 1.0)
+        """Renew by the holder's name; return its fence and TTL."""
+        request = LockRequest(namespace, name, 1.0)
         reply = await self.store.run(
-            RENEW, self.thing(name, namespace), checked_holder(holder), int(want.announced), deadline=deadline
+            RENEW, self.thing(name, namespace), checked_holder(holder), int(request.announced), deadline=deadline
         )
         fence, ttl_ms = cast("list[bytes]", reply)
         return int(fence), int(ttl_ms) / 1000
 
-    async def hand_back(self, grant: Grant) -> None:
-        """Give a lock back."""
-        want = grant.want
-        await self._release(want, grant.holder, grant.holder[:NONCE_LETTERS])
+    async def release_grant(self, grant: Grant) -> None:
+        """Release a lock."""
+        request = grant.request
+        await self._release(request, grant.holder, grant.holder[:NONCE_LETTERS])
 
     async def release_as(self, namespace: str, name: str, holder: str) -> None:
-        """Give a lock back in a holder's name; raises NotHolder."""
-        want = Want(namespace, name, 1.0)
+        """Release by the holder's name; raises NotHolder."""
+        request = LockRequest(namespace, name, 1.0)
         try:
-            await self._release(want, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
+            await self._release(request, checked_holder(holder), new_ulid()[-NONCE_LETTERS:])
         except (NotHolder, InvalidRequest):
             raise
         except BaseException:
-            # It may have been given to one who waits here and will not hear of it.
+            # A waiter of this process may have been granted the lock without a hint.
             line = self._lines.get(self.thing(name, namespace))
             if line is not None:
                 line.call_all()
             raise
 
-    async def give_up(self, want: Want, holder: str) -> None:
-        """Give back whatever a holder has."""
-        await self._release(want, holder, "")
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
+        """Release the lock, or leave the line."""
+        await self._release(request, holder, "")
 
-    async def _release(self, want: Want, holder: str, nonce: str) -> None:
-        thing = self.store.thing("lock", want.namespace, want.name)
+    async def _release(self, request: LockRequest, holder: str, nonce: str) -> None:
+        thing = self.store.thing("lock", request.namespace, request.name)
         sent = self._loop.time()
-        # What was asked for by the second connection is given up by it too, so that it comes after it.
-        aside = want.replicas > 0 and not nonce
-        request = "-" if nonce else want.request
-        arguments = (holder, nonce, self.names.owner, int(want.announced), request)
+        # A request on the second connection is withdrawn there too, so that the order is kept.
+        aside = request.replicas > 0 and not nonce
+        request_id = "-" if nonce else request.request_id
+        arguments = (holder, nonce, self.names.owner, int(request.announced), request_id)
         reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, aside=aside))
         line = self._lines.get(thing) if len(reply) > 1 else None
         if line is None:
             return
         heir = cast("bytes", reply[1]).decode()
         if len(reply) == 2:
-            line.hand(heir, 0, sent)  # when its lease began is not known here: it asks
+            line.hand(heir, 0, sent)  # the start of its lease is not known here, so it asks
         else:
             line.learn(int(reply[3]), int(reply[4]) / 1000)
             line.hand(heir, int(reply[2]), sent)
@@ -265,7 +260,7 @@ class Locks(LockSource):
     async def break_lock(
         self, name: str, namespace: str | None = None, *, by: str, reason: str = "", fence: int | None = None
     ) -> int:
-        """Take a lock away from its holder; give the fence of the holding that ended, or 0 if none did."""
+        """Take a lock from its holder; return the fence that ended, or 0 if it was not held."""
         thing = self.thing(name, namespace)
         only = "" if fence is None else fence
         ended = int(cast("bytes", await self.store.run(BREAK, thing, new_ulid(), only, by, reason)))
@@ -274,23 +269,23 @@ class Locks(LockSource):
         return ended
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands."""
-        return read_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
+        """Give the state of a lock."""
+        return decode_state(name, await self.store.run(SHOW, self.thing(name, namespace)))
 
     async def history(self, name: str, namespace: str | None = None, most: int = 20) -> Sequence[LockEvent]:
-        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        """List holdings of a lock that expired or were broken, the latest first."""
         thing = self.thing(name, namespace)
         reply = await self.store.read(thing, "XREVRANGE", thing.key("events"), "+", "-", "COUNT", most)
-        return [read_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
+        return [decode_event(fields) for _, fields in cast("list[tuple[bytes, list[bytes]]]", reply)]
 
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
-        """Give the locks that are held or waited for, by name."""
+        """List the locks that are held or waited for, by name."""
         things = await self.index.list(namespace or self.namespace)
         states = await asyncio.gather(*(self.show(thing.name, thing.namespace) for thing in things))
         return [state for state in states if state.held or state.waiting]
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands."""
+        """Yield a lock's state now and after each change of holder."""
         thing = self.thing(name, namespace)
         return watch_lock(
             lambda on_hint: self.store.hints.listen(thing, "events", on_hint), lambda: self.show(name, namespace)
@@ -304,79 +299,79 @@ class Locks(LockSource):
         """Read a value with the fence it was written under."""
         return await self.fences.get(namespace or self.namespace, key)
 
-    def dismiss(self) -> None:
-        """Send those home who still wait."""
+    def wake_waiters(self) -> None:
+        """Wake all waiters, so that they find this source closing."""
         for line in self._lines.values():
             line.call_all()
 
-    def _line(self, thing: Thing) -> LockLine:
+    def _line(self, thing: Thing) -> WaiterList:
         line = self._lines.get(thing)
         if line is None:
-            line = self._lines[thing] = LockLine(self.store, thing, self._grace_ms / 1000, self._forget_line)
+            line = self._lines[thing] = WaiterList(self.store, thing, self._grace_ms / 1000, self._forget_line)
         line.attend()
         return line
 
-    def _forget_line(self, line: LockLine) -> None:
+    def _forget_line(self, line: WaiterList) -> None:
         del self._lines[line.thing]
 
-    async def _note(self, thing: Thing) -> None:
-        """Enter a lock in the list of locks, once in a while: lists and the sweep are served from there.
+    async def _index_lock(self, thing: Thing) -> None:
+        """Add a lock to the index from time to time; listings and the sweep use it.
 
-        Those who come while one enters it wait behind each other, so that they ask for the lock in the order they came.
+        Callers that come meanwhile wait in order, so that they ask for the lock in the order they came.
         """
-        listing = self._listing.get(thing)
-        if listing is None:
-            if self._noted.get(thing, 0.0) > self._loop.time():
+        indexing = self._indexing.get(thing)
+        if indexing is None:
+            if self._indexed_until.get(thing, 0.0) > self._loop.time():
                 return
-            listing = self._listing[thing] = _Listing()
-        listing.users += 1
+            indexing = self._indexing[thing] = _Indexing()
+        indexing.users += 1
         try:
-            async with listing.lock:
-                if self._noted.get(thing, 0.0) <= self._loop.time():
-                    await self._enter_in_list(thing)
+            async with indexing.lock:
+                if self._indexed_until.get(thing, 0.0) <= self._loop.time():
+                    await self._add_to_index(thing)
         finally:
-            listing.users -= 1
-            if not listing.users:
-                del self._listing[thing]
+            indexing.users -= 1
+            if not indexing.users:
+                del self._indexing[thing]
 
-    async def _enter_in_list(self, thing: Thing) -> None:
-        if len(self._noted) >= MOST_NOTED:
-            self._noted.clear()
-        if not self._unlisted:
+    async def _add_to_index(self, thing: Thing) -> None:
+        if len(self._indexed_until) >= MOST_INDEXED:
+            self._indexed_until.clear()
+        if not self._unindexed:
             try:
-                await self._list_one(thing)
+                await self._put_in_index(thing)
             except HeadgateError as error:
-                # The list lives in another slot, maybe on another node: nobody waits for it while it is away.
+                # The index is in another slot, maybe on another node: locks do not wait for it while it is away.
                 log.warning("locks not listed", error=str(error))
-                if not self._unlisted:
-                    self.beside(self._list_rest())
-                self._unlisted.add(thing)
+                if not self._unindexed:
+                    self.start_task(self._retry_indexing())
+                self._unindexed.add(thing)
         else:
-            self._unlisted.add(thing)
-        self._noted[thing] = self._loop.time() + self.settings.keep_seconds / 2
+            self._unindexed.add(thing)
+        self._indexed_until[thing] = self._loop.time() + self.settings.keep_seconds / 2
 
-    async def _list_one(self, thing: Thing) -> None:
+    async def _put_in_index(self, thing: Thing) -> None:
         await self.index.put(thing, due_in_ms=self.settings.keep_seconds * 1000)
 
-    async def _list_rest(self) -> None:
-        """Enter what could not be entered before, once it can be."""
-        await asyncio.sleep(LIST_AGAIN_SECONDS)
-        while self._unlisted:
-            thing = next(iter(self._unlisted))
+    async def _retry_indexing(self) -> None:
+        """Add locks to the index that could not be added before."""
+        await asyncio.sleep(INDEX_RETRY_SECONDS)
+        while self._unindexed:
+            thing = next(iter(self._unindexed))
             try:
-                await self._list_one(thing)
-                self._unlisted.discard(thing)
+                await self._put_in_index(thing)
+                self._unindexed.discard(thing)
             except HeadgateError:
-                await asyncio.sleep(LIST_AGAIN_SECONDS)
+                await asyncio.sleep(INDEX_RETRY_SECONDS)
 
 
 def _is_given(reply: Reply) -> bool:
-    """Tell whether acquire.lua gave the lock."""
+    """Whether acquire.lua granted the lock."""
     return isinstance(reply, list) and reply[0] == 1
 
 
 async def _called(waiter: LockWaiter, limit: float | None) -> bool:
-    """Wait until it may be this one's turn; False if its patience ends first."""
+    """Wait until it may be this waiter's turn; False on timeout."""
     if limit is None:
         return await waiter.called.wait()
     try:
@@ -386,8 +381,8 @@ async def _called(waiter: LockWaiter, limit: float | None) -> bool:
         return False
 
 
-def read_event(fields: list[bytes]) -> LockEvent:
-    """Read one event of a lock's stream."""
+def decode_event(fields: list[bytes]) -> LockEvent:
+    """Decode one event of a lock's stream."""
     found = {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
     at = datetime.fromtimestamp(int(found["at"]) / 1000, UTC)
     return LockEvent(found["kind"], int(found["fence"]), at, found.get("by", ""), found.get("reason", ""))

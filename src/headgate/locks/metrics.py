@@ -1,4 +1,4 @@
-"""What locks do, in numbers."""
+"""Metrics of locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lock is: its errors, its limits, what is asked for and what is granted; no I/O."""
+"""Domain types of locks: limits, requests, grants and states; no I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, cast
 import msgspec
 
 from headgate.kit.ids import display_text, member_id, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import InvalidRequest
 
 SHORTEST_TTL: Final = 0.1
 LONGEST_TTL: Final = 3600.0
@@ -18,50 +18,8 @@ MOST_REPLICAS: Final = 16
 ELECTION_PREFIX: Final = "election:"
 
 
-class LockHeld(HeadgateError):
-    """Somebody else holds this lock; wait longer or try again later."""
-
-    code, status = "lock_held", 409
-
-
-class NotHolder(HeadgateError):
-    """The lease of this holder has ended, or it never held this lock."""
-
-    code, status = "not_holder", 409
-
-
-class LockLost(HeadgateError):
-    """The lock was lost while the block ran; what it did last may not be guarded."""
-
-    code, status = "lock_lost", 409
-
-
-class AlreadyHeld(HeadgateError):
-    """This task holds that lock already; waiting for it again would never end."""
-
-    code, status = "lock_already_held", 409
-
-
-class NotReplicated(HeadgateError):
-    """Too few replicas have confirmed the lock in time; it was given back."""
-
-    code, status = "not_replicated", 503
-
-
-class QuorumLost(HeadgateError):
-    """Too few of the quorum's servers answer to decide anything."""
-
-    code, status = "quorum_lost", 503
-
-
-class FenceOutdated(HeadgateError):
-    """A newer holder has been here; this one has lost its lock."""
-
-    code, status = "fence_outdated", 412
-
-
-class Want(msgspec.Struct, frozen=True):
-    """What somebody asks for: which lock, for how long at a time, and how patiently."""
+class LockRequest(msgspec.Struct, frozen=True):
+    """A request for a lock: its name, TTL, waiting time and options."""
 
     namespace: str
     name: str
@@ -71,9 +29,9 @@ class Want(msgspec.Struct, frozen=True):
     label: str = ""
     renew: bool = True
     replicas: int = 0
-    """How many replicas must have it before it is held."""
-    request: str = "-"
-    """Tells this one from others in the same holder's name, where clients choose it; what a later one asked for is left alone."""
+    """The number of replicas that must have it before it is held."""
+    request_id: str = "-"
+    """Tells requests under the same holder's name apart, so that withdrawing one leaves a later one alone."""
 
     def __post_init__(self) -> None:
         thing_name(self.namespace, "namespace")
@@ -91,46 +49,46 @@ class Want(msgspec.Struct, frozen=True):
 
     @property
     def announced(self) -> bool:
-        """Tell whether every change is told to whoever observes, not only to those who wait."""
+        """Whether every change is published to observers, not only to waiters."""
         return self.name.startswith(ELECTION_PREFIX)
 
     @property
     def ttl_ms(self) -> int:
-        """Give the lease's length in the store's unit."""
+        """The TTL in milliseconds."""
         return round(self.ttl * 1000)
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A lock that was given: `sent` is the monotonic time before it was asked for, so the lease ends no earlier than sent + ttl."""
+    """A granted lock; `sent` is the monotonic time before the request was sent, so the lease ends no earlier than sent + ttl."""
 
-    want: Want
+    request: LockRequest
     holder: str
     fence: int
     sent: float
 
 
 class LockState(msgspec.Struct, frozen=True, rename="camel"):
-    """A lock as anybody may see it; who holds it is told only by the label it gave itself."""
+    """A lock as anybody may see it; its holder is shown only by the label that it chose."""
 
     name: str
     held: bool
     fence: int
     waiting: int
     ttl_ms: int
-    """How long the lease still lasts if it is not renewed."""
+    """The rest of the lease if it is not renewed."""
     label: str = ""
     held_ms: int = 0
 
 
-def read_state(name: str, reply: object) -> LockState:
-    """Read what show.lua tells."""
+def decode_state(name: str, reply: object) -> LockState:
+    """Decode the reply of show.lua."""
     held, fence, waiting, left, _, label, held_ms, _ = cast("list[int | bytes]", reply)
     words = label.decode() if isinstance(label, bytes) else ""
     return LockState(name, held == 1, int(fence), int(waiting), int(left), words, int(held_ms))
 
 
 class LockEvent(msgspec.Struct, frozen=True, rename="camel"):
-    """One end of a holding that was not its holder's wish: its lease ran out, or an operator broke it."""
+    """The end of a holding that its holder did not ask for: the lease ran out, or an operator broke the lock."""
 
     kind: str
     fence: int
@@ -140,21 +98,21 @@ class LockEvent(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def election_name(name: str) -> str:
-    """Give the name of the lock that decides an election."""
+    """Give the name of the lock behind an election."""
     return ELECTION_PREFIX + thing_name(name, "name")
 
 
 def checked_holder(holder: str) -> str:
-    """Check a holder's name that came from outside."""
+    """Validate a holder's name."""
     return member_id(holder, "holder")
 
 
 class LockNames:
-    """Names: one for this process, and one for each holder, which proves the holding and so cannot be guessed."""
+    """Makes names: one for this process, and unguessable ones for holders, since the name proves the holding."""
 
     def __init__(self) -> None:
         self.owner = secrets.token_urlsafe(9)
 
     def next(self) -> str:
-        """Make the name of one more holder."""
+        """Make the name of a new holder."""
         return secrets.token_urlsafe(18)

@@ -1,8 +1,8 @@
-"""Locks over several servers that know nothing of each other: what most of them say holds, whichever of them fail.
+"""Locks by majority over several independent servers.
 
 A holder needs the votes of a majority, and counts its lease from before it asked. Two majorities share a server, so
-two holders cannot be. Every server numbers its votes; the fence is the highest number of the majority and is written back to
-a majority before anybody uses it, so that the next holder's is higher, whichever majority it finds.
+there cannot be two holders. Every server numbers its votes; the fence is the highest number of the majority and is
+written back to a majority before it is used, so that the next holder's is higher, whichever majority it gets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import msgspec
 
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.locks import metrics
-from headgate.locks.model import Grant, LockHeld, LockState, NotHolder, QuorumLost, Want
-from headgate.locks.source import LockSource
-from headgate.locks.voter import Vote, Voter
+from headgate.locks.lock_source import LockSource
+from headgate.locks.model import Grant, LockRequest, LockState
+from headgate.locks.problems import LockHeld, NotHolder, QuorumLost
+from headgate.locks.quorum_voter import Vote, Voter
 from headgate.locks.watch import Listener, watch_lock
 
 OPEN_SECONDS: Final = 5.0
@@ -33,22 +34,22 @@ T = TypeVar("T")
 
 
 class QuorumHealth(msgspec.Struct, frozen=True):
-    """Each server by its state (voting, silent, away), and how many must vote."""
+    """The state of each server (voting, silent, away), and the number of votes needed."""
 
     servers: dict[str, str]
     majority: int
 
     @property
     def ok(self) -> bool:
-        """Tell whether locks can be taken."""
+        """Whether locks can be acquired."""
         return sum(state == "voting" for state in self.servers.values()) >= self.majority
 
 
 class Quorum(LockSource):
     """`async with Quorum([url, …]) as quorum: async with quorum.lock(name, ttl=10) as held:`.
 
-    `longest_ttl` is the longest lease anybody may ask for: so long a server stays silent after a restart in which it may
-    have forgotten a vote. All clients of a quorum must use the same.
+    `longest_ttl` is the longest lease that may be requested. A server does not vote for that long after a restart in which it
+    may have lost a vote. All clients of a quorum must use the same.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Quorum(LockSource):
         await _cancel(self._keepers)
 
     async def health(self) -> QuorumHealth:
-        """Ask every server how it is."""
+        """Ask every server for its state."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         states = await asyncio.gather(*(voter.state(deadline) for voter in self.voters))
         for state in ("voting", "silent", "away"):
@@ -109,31 +110,31 @@ class Quorum(LockSource):
             {voter.name: state for voter, state in zip(self.voters, states, strict=True)}, self.majority
         )
 
-    async def grant(self, want: Want, holder: str) -> Grant:
-        """Take a lock by majority; one of this process asks at a time, the others stand behind it."""
-        if want.ttl > self.longest_ttl:
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
+        """Acquire a lock by majority; requests of this process for the same lock are made one after another."""
+        if request.ttl > self.longest_ttl:
             raise InvalidRequest(f"ttl must be at most this quorum's longest_ttl, {self.longest_ttl:g} s.", field="ttl")
-        if want.replicas:
+        if request.replicas:
             raise InvalidRequest("The servers of a quorum have no replicas to ask.", field="replicas")
-        limit = None if want.wait is None else asyncio.get_running_loop().time() + want.wait
-        turn = self._turns.setdefault((want.namespace, want.name), asyncio.Lock())
+        limit = None if request.wait is None else asyncio.get_running_loop().time() + request.wait
+        turn = self._turns.setdefault((request.namespace, request.name), asyncio.Lock())
         try:
             async with asyncio.timeout_at(limit):
                 await turn.acquire()
         except TimeoutError:
-            raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1) from None
+            raise LockHeld(f"Somebody else holds the lock {request.name}.", retry_after=1) from None
         try:
-            return await self._ask_until(want, holder, limit)
+            return await self._ask_until(request, holder, limit)
         except (LockHeld, QuorumLost):
-            raise  # everything was given back already
+            raise  # all votes were withdrawn already
         except BaseException:
-            self.leave_soon(want, holder)
+            self.withdraw_soon(request, holder)
             raise
         finally:
             turn.release()
 
-    async def _ask_until(self, want: Want, holder: str, limit: float | None) -> Grant:
-        """Ask again on a hint from any server, or when the first of the leases in the way has ended."""
+    async def _ask_until(self, request: LockRequest, holder: str, limit: float | None) -> Grant:
+        """Ask again on a hint from any server, or when the first of the other leases has ended."""
         loop = asyncio.get_running_loop()
         look = asyncio.Event()
 
@@ -148,13 +149,13 @@ class Quorum(LockSource):
             while True:
                 self._refuse_when_closing()
                 look.clear()
-                answer = await self._ask(want, holder)
+                answer = await self._ask(request, holder)
                 if isinstance(answer, Grant):
                     return answer
                 if limit is not None and loop.time() >= limit:
-                    raise LockHeld(f"Somebody else holds the lock {want.name}.", retry_after=1)
+                    raise LockHeld(f"Somebody else holds the lock {request.name}.", retry_after=1)
                 if not listening:
-                    hints.enter_context(self._listening(want.namespace, want.name, on_hint))
+                    hints.enter_context(self._listening(request.namespace, request.name, on_hint))
                     listening = True
                 until = loop.time() + answer
                 try:
@@ -162,21 +163,21 @@ class Quorum(LockSource):
                         await look.wait()
                 except TimeoutError:
                     pass
-                # Rivals who were called together must not ask together again and again.
+                # Jitter, so that rivals woken together do not collide again and again.
                 await asyncio.sleep(random.uniform(0, JITTER_SECONDS))
 
-    async def _ask(self, want: Want, holder: str) -> Grant | float:
-        """Ask all servers once; without a majority give all back and tell how long the votes are another's."""
+    async def _ask(self, request: LockRequest, holder: str) -> Grant | float:
+        """Ask all servers once; without a majority withdraw all votes and return how long others hold theirs."""
         loop = asyncio.get_running_loop()
         sent = loop.time()
-        votes = await self._round(want, holder, 0)
+        votes = await self._round(request, holder, 0)
         if len(votes.given) >= self.majority:
             fence = max(vote.number for vote in votes.given)
-            votes = await self._round(want, holder, fence)
-            if len(votes.given) >= self.majority and loop.time() - sent < want.ttl * LATEST_SHARE:
-                return Grant(want, holder, fence, sent)
-        if await self._give_back(want, holder) < len(self.voters):
-            self.leave_soon(want, holder)
+            votes = await self._round(request, holder, fence)
+            if len(votes.given) >= self.majority and loop.time() - sent < request.ttl * LATEST_SHARE:
+                return Grant(request, holder, fence, sent)
+        if await self._withdraw_votes(request, holder) < len(self.voters):
+            self.withdraw_soon(request, holder)
         if votes.failed > self._spare:
             raise QuorumLost(
                 f"{votes.failed} of {len(self.voters)} servers did not vote; {self.majority} are needed.",
@@ -185,26 +186,26 @@ class Quorum(LockSource):
         return min((vote.left for vote in votes.refused), default=JITTER_SECONDS)
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Have a majority's votes for one TTL more; a server whose vote is free may join."""
-        votes = await self._round(grant.want, grant.holder, grant.fence, deadline)
+        """Renew the votes of a majority for one TTL; a server whose vote is free may join."""
+        votes = await self._round(grant.request, grant.holder, grant.fence, deadline)
         if len(votes.given) >= self.majority:
             return
         if len(votes.refused) > self._spare:
-            raise NotHolder(f"The lock {grant.want.name} is held by another.")
+            raise NotHolder(f"The lock {grant.request.name} is held by another.")
         raise QuorumLost(f"{len(votes.given)} of {len(self.voters)} servers renewed; {self.majority} are needed.")
 
-    async def hand_back(self, grant: Grant) -> None:
-        """Give all votes back; a server that cannot be reached now is told later, or its vote ends with the lease."""
-        if await self._give_back(grant.want, grant.holder) < len(self.voters):
+    async def release_grant(self, grant: Grant) -> None:
+        """Withdraw all votes; for an unreachable server that is retried, or the vote ends with its lease."""
+        if await self._withdraw_votes(grant.request, grant.holder) < len(self.voters):
             self.leave(grant)
 
-    async def give_up(self, want: Want, holder: str) -> None:
-        """Give back whatever votes a holder has; raises StoreUnavailable if a server could not be told."""
-        if await self._give_back(want, holder) < len(self.voters):
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
+        """Withdraw all votes of a holder; raises StoreUnavailable if a server could not be reached."""
+        if await self._withdraw_votes(request, holder) < len(self.voters):
             raise StoreUnavailable("Not every server of the quorum could be told.")
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands by the word of a majority."""
+        """Give the state of a lock according to a majority."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         states = await _answers(voter.show(namespace or self.namespace, name, deadline) for voter in self.voters)
         if len(states) < self.majority:
@@ -214,15 +215,15 @@ class Quorum(LockSource):
         if votes < self.majority:
             return LockState(name, False, max(state.fence for state in states), 0, 0)
         holding = sorted((state for state in states if state.held and state.fence == fence), key=lambda s: -s.ttl_ms)
-        return holding[self.majority - 1]  # the majority lasts as long as the last vote that it needs
+        return holding[self.majority - 1]  # the majority lasts as long as the shortest vote that it needs
 
-    def dismiss(self) -> None:
-        """Send those home who still wait."""
+    def wake_waiters(self) -> None:
+        """Wake all waiters, so that they find this source closing."""
         for look in self._looks:
             look.set()
 
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands."""
+        """Yield a lock's state now and after each change of holder."""
         space = namespace or self.namespace
 
         async def show() -> LockState:
@@ -231,14 +232,14 @@ class Quorum(LockSource):
 
         return watch_lock(lambda on_hint: self._listening(space, name, on_hint), show)
 
-    async def _round(self, want: Want, holder: str, floor: int, deadline: float | None = None) -> _Votes:
-        """Ask all servers side by side; return as soon as the outcome is certain, however slow the rest is."""
+    async def _round(self, request: LockRequest, holder: str, floor: int, deadline: float | None = None) -> _Votes:
+        """Ask all servers concurrently; return as soon as the outcome is certain, without waiting for slow ones."""
         loop = asyncio.get_running_loop()
         limit = loop.time() + self._timeout
         if deadline is not None:
             limit = min(limit, deadline)
         votes = _Votes()
-        pending = {self.beside(voter.vote(want, holder, floor, limit)) for voter in self.voters}
+        pending = {self.start_task(voter.vote(request, holder, floor, limit)) for voter in self.voters}
         while len(votes.given) < self.majority and len(votes.refused) + votes.failed <= self._spare:
             done, pending = await asyncio.wait(
                 pending, timeout=max(0.0, limit - loop.time()), return_when=asyncio.FIRST_COMPLETED
@@ -249,9 +250,9 @@ class Quorum(LockSource):
                 votes.failed += len(pending)
         return votes
 
-    async def _give_back(self, want: Want, holder: str) -> int:
+    async def _withdraw_votes(self, request: LockRequest, holder: str) -> int:
         deadline = asyncio.get_running_loop().time() + self._timeout
-        told = await _answers(voter.unvote(want.namespace, want.name, holder, deadline) for voter in self.voters)
+        told = await _answers(voter.unvote(request.namespace, request.name, holder, deadline) for voter in self.voters)
         return len(told)
 
     @contextmanager
@@ -265,7 +266,7 @@ class Quorum(LockSource):
 
 
 class _Votes:
-    """The outcome of one round."""
+    """The votes of one round."""
 
     def __init__(self) -> None:
         self.given: list[Vote] = []
@@ -281,7 +282,7 @@ class _Votes:
 
 
 async def _answers(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Make all calls side by side and give the answers of those that succeeded."""
+    """Make all calls concurrently and return the results of those that succeeded."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, HeadgateError):

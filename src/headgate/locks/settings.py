@@ -1,4 +1,4 @@
-"""How locks behave where a caller does not say."""
+"""Defaults of locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching a lock change hands: hints for the news, a timer at the lease's end for what nobody can announce."""
+"""Watches a lock change hands: by hints, and by a timer at the end of the lease, which causes no hint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from headgate.kit.problems import Closed, StoreUnavailable
-from headgate.locks.model import LockState, QuorumLost
+from headgate.locks.model import LockState
+from headgate.locks.problems import QuorumLost
 
 IDLE_SECONDS: Final = 30.0
 AWAY_SECONDS: Final = 0.5
@@ -20,7 +21,7 @@ Listener = Callable[[str | None], None]
 async def watch_lock(
     listen: Callable[[Listener], AbstractContextManager[None]], show: Callable[[], Awaitable[LockState]]
 ) -> AsyncGenerator[LockState, None]:
-    """Give the state now, and again whenever another holds it or nobody does."""
+    """Yield the state now, and again whenever the holder changes or the lock becomes free."""
     news = _News()
     last: tuple[bool, int] | None = None
     with listen(news.on_hint):
@@ -40,7 +41,7 @@ async def watch_lock(
 
 
 class _News:
-    """When to look again: at once after a change, else at a time that each renewal moves further away."""
+    """When to read again: at once after a change, else at a time that each renewal moves further away."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -60,4 +61,4 @@ class _News:
                 async with asyncio.timeout_at(self._look_at):
                     await self.event.wait()
             except TimeoutError:
-                continue  # unless it was moved meanwhile, the time has come
+                continue  # the deadline may have been moved meanwhile

@@ -1,4 +1,4 @@
-"""Alerts: a webhook hears of deaths, mass-expiry protection and health changes; what fails is sent again."""
+"""Sends alerts to a webhook for deaths, mass-expiry protection and health changes, with retries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = get_logger()
 
 
 class Alert(msgspec.Struct, frozen=True, rename="camel"):
-    """Something an operator should know."""
+    """A message to an operator."""
 
     kind: str
     text: str
@@ -37,7 +37,7 @@ class Alert(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AlertTarget(msgspec.Struct, frozen=True):
-    """Where alerts go, and in whose words."""
+    """The webhook to call, and the format of its body."""
 
     url: str = ""
     format: str = "generic"
@@ -45,7 +45,7 @@ class AlertTarget(msgspec.Struct, frozen=True):
 
 
 class Alerts:
-    """Alerts waiting to be sent; the oldest give way when there are too many."""
+    """A bounded queue of alerts to send; when it is full, the oldest are dropped."""
 
     def __init__(self, target: AlertTarget | None = None) -> None:
         self.target = target or AlertTarget()
@@ -55,14 +55,14 @@ class Alerts:
     def raise_alert(
         self, kind: str, text: str, *, namespace: str, service: str, key: str, resolved: bool = False
     ) -> None:
-        """Put an alert in line; without a target nothing happens."""
+        """Queue an alert; does nothing without a target."""
         if self.target.url:
             at = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._waiting.append(Alert(kind, text, namespace, service, at, resolved, key))
             self._ready.set()
 
     async def run(self) -> None:
-        """Send what is in line, for the life of the process."""
+        """Send queued alerts for the life of the process."""
         async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
             while True:
                 await self._ready.wait()
@@ -94,7 +94,7 @@ class Alerts:
 
 
 def body_of(alert: Alert, target: AlertTarget) -> object:
-    """Write an alert as its target wants it."""
+    """Build the request body in the target's format."""
     match target.format:
         case "slack":
             mark = ":white_check_mark:" if alert.resolved else ":warning:"
@@ -118,7 +118,7 @@ def body_of(alert: Alert, target: AlertTarget) -> object:
 
 
 def target_from(settings: RegistrySettings) -> AlertTarget:
-    """Read where alerts go from the settings."""
+    """Read the target from the settings."""
     return AlertTarget(settings.alert_url, settings.alert_format, settings.alert_key)
 
 

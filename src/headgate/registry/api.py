@@ -1,13 +1,12 @@
-"""The registry's routes."""
+"""HTTP routes of the registry."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from headgate.http.conditional import holds
 from headgate.http.paging import PageQuery, batches, page_of
@@ -15,141 +14,43 @@ from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
-from headgate.kit.wire import Wire
 from headgate.registry.filters import Filter, parse_filters
-from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Evicted,
     Instance,
     InstanceBeat,
-    Json,
     Listing,
     OverrideChange,
     Record,
     Registered,
-    ServiceFull,
-    ServiceSummary,
-    Superseded,
-    UnknownInstance,
 )
-from headgate.registry.prometheus import TargetGroup, exposition, target_groups
+from headgate.registry.probes import Prober
+from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
+from headgate.registry.prometheus import exposition, target_groups
 from headgate.registry.registry import GROUPS_AT_ONCE, Registry
-from headgate.registry.views import Lookup
+from headgate.registry.service_state import ServiceState
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
+from headgate.registry.wire import (
+    BatchAnswer,
+    BatchRequest,
+    DiscoverQuery,
+    EvictRequest,
+    Heartbeat,
+    ProtectionRequest,
+    RegisterQuery,
+    RemoveInstanceQuery,
+    Renewed,
+    ServicePath,
+    ServiceQuery,
+    Services,
+    ServiceWatchQuery,
+    TargetGroup,
+)
 from headgate.store import Thing
 
 TAG: Final = "registry"
 MOST_BODY: Final = 131_072
 MOST_BATCH_BODY: Final = 4_194_304
-MOST_BEATS: Final = 1000
-BEFORE_NAMES: Final = "!"  # sorts before every sign that a name can have
-
-Nonce = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{8,64}\Z")]
-
-
-class Heartbeat(Wire, frozen=True):
-    """A heartbeat; what is present says how much it renews."""
-
-    type: str | None = None
-    group: str | None = None
-    metrics: Json | None = None
-    performance: Json | None = None
-    metadata: Json | None = None
-    healthy: bool | None = None
-    registration: int | None = None
-    record: Record | None = None
-
-
-class BatchHeartbeat(Heartbeat, frozen=True, kw_only=True):
-    """One heartbeat among many."""
-
-    instance_id: str
-
-
-class BatchRequest(Wire, frozen=True):
-    """Many heartbeats at once."""
-
-    heartbeats: Annotated[list[BatchHeartbeat], Meta(max_length=MOST_BEATS)]
-
-
-class BatchAnswer(Wire, frozen=True):
-    """How many were renewed, and which were not."""
-
-    renewed: int
-    unknown: list[str]
-    superseded: list[str] = []
-
-
-class Renewed(Wire, frozen=True):
-    """The answer to a heartbeat."""
-
-    instance_id: str
-    registration: int
-
-
-class DiscoverQuery(PageQuery, frozen=True, kw_only=True):
-    """What to look for."""
-
-    type: str
-    group: str | None = None
-    healthy: bool | None = None
-    check: bool = False
-    filter: list[str] = []
-
-
-class ServicePath(Wire, frozen=True):
-    """Where an instance is; what is left out is looked up by its id."""
-
-    type: str | None = None
-    group: str | None = None
-    registration: int | None = None
-
-
-class RegisterQuery(Wire, frozen=True):
-    """What makes a registration the same when it is repeated, and the number of one that comes back."""
-
-    nonce: Nonce | None = None
-    registration: int | None = None
-
-
-class RemoveInstanceQuery(ServicePath, frozen=True):
-    """Which instance, and the nonce of a registration whose answer was lost."""
-
-    nonce: Nonce | None = None
-
-
-class ServiceWatchQuery(Wire, frozen=True):
-    """What to watch, and from where on."""
-
-    type: str
-    group: str | None = None
-    revision: str | None = None
-
-
-class ServiceQuery(Wire, frozen=True):
-    """One service."""
-
-    type: str
-    group: str
-
-
-class EvictRequest(Wire, frozen=True):
-    """For how long the instance may not come back."""
-
-    for_seconds: Annotated[float, Meta(gt=0, le=31_536_000)]
-
-
-class ProtectionRequest(Wire, frozen=True):
-    """auto, or off."""
-
-    protection: Annotated[str, Meta(pattern=r"^(auto|off)\Z")]
-
-
-class Services(Wire, frozen=True):
-    """All services of a namespace."""
-
-    services: list[ServiceSummary]
-    next_page: str | None = None
+BEFORE_NAMES: Final = "!"  # sorts before every character of a name
 
 
 def operations(registry: Registry, prober: Prober) -> list[Operation]:
@@ -288,38 +189,40 @@ class RegistryRoutes:
         before = 0
         if query.group is not None:
             thing = self._registry.service(call.namespace, query.type, query.group)
-            looks = {query.group: await self._registry.look(thing, healthy=query.healthy, filters=filters)}
+            states = {query.group: await self._registry.read_service(thing, healthy=query.healthy, filters=filters)}
         else:
             before = await self._registry.journals.position(call.namespace, query.type)
-            looks = await self._registry.looks(call.namespace, query.type, healthy=query.healthy, filters=filters)
+            states = await self._registry.read_groups(
+                call.namespace, query.type, healthy=query.healthy, filters=filters
+            )
         by_metrics = any(filter_.part == "metrics" for filter_ in filters)
-        tag = ".".join(look.tag(by_metrics=by_metrics) for look in looks.values())
+        tag = ".".join(state.tag(by_metrics=by_metrics) for state in states.values())
         etag = f'"{tag if len(tag) < 200 else _digest(tag)}"'
         if not query.check and holds(call, etag):
             return Answer(status=304, headers={"ETag": etag})
         if query.group is not None and not query.check:
-            return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
-        instances = [instance for look in looks.values() for instance in look.instances]
+            return Answer(_body(states[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
+        instances = [instance for state in states.values() for instance in state.instances]
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.attend(self._prober.answering(instances))
         several = query.group is None
         cursor = None
-        revisions = {group: look.revision for group, look in looks.items()}
+        revisions = {group: state.revision for group, state in states.items()}
         if several:
             journals = self._registry.journals
             cursor = str(Cursor(await journals.cursor_of(call.namespace, query.type, revisions, before)))
         listing = Listing(
             instances=instances,
             revision=max(revisions.values(), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
+            epoch=max((state.epoch for state in states.values()), default="0"),
             revisions=revisions if several else None,
-            epochs={group: look.epoch for group, look in looks.items()} if several else None,
+            epochs={group: state.epoch for group, state in states.items()} if several else None,
             cursor=cursor,
         )
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
     async def _discover_page(self, call: Call, filters: Sequence[Filter]) -> Listing:
-        """Give a page of instances by group and id; groups behind it are not read."""
+        """Give one page of instances, ordered by group and id; groups after the page are not read."""
         query: DiscoverQuery = call.query
         registry, namespace, page = self._registry, call.namespace, query.page
         cursor = None
@@ -329,25 +232,27 @@ class RegistryRoutes:
             cursor = str(Cursor(await registry.journals.position(namespace, query.type)))
             groups = await registry.groups(namespace, query.type)
         names = sorted(group for group in groups if page is None or group >= page.partition(BEFORE_NAMES)[0])
-        looks: dict[str, Lookup] = {}
+        states: dict[str, ServiceState] = {}
         instances: list[Instance] = []
         next_page = None
         for batch in batches(names, GROUPS_AT_ONCE):
             chosen = {group: groups[group] for group in batch}
-            looks |= await registry.looks(namespace, query.type, healthy=query.healthy, filters=filters, groups=chosen)
-            everyone = (instance for look in looks.values() for instance in look.instances)
+            states |= await registry.read_groups(
+                namespace, query.type, healthy=query.healthy, filters=filters, groups=chosen
+            )
+            everyone = (instance for state in states.values() for instance in state.instances)
             instances, next_page = page_of(everyone, _page_name, query.limit, page)
             if next_page is not None:
                 break
         shown = {instance.group for instance in instances} if query.group is None else set()
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.attend(self._prober.answering(instances))
         return Listing(
             instances=instances,
-            revision=max((look.revision for look in looks.values()), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
-            revisions={group: looks[group].revision for group in sorted(shown)} if query.group is None else None,
-            epochs={group: looks[group].epoch for group in sorted(shown)} if query.group is None else None,
+            revision=max((state.revision for state in states.values()), default=0),
+            epoch=max((state.epoch for state in states.values()), default="0"),
+            revisions={group: states[group].revision for group in sorted(shown)} if query.group is None else None,
+            epochs={group: states[group].epoch for group in sorted(shown)} if query.group is None else None,
             cursor=cursor,
             next_page=next_page,
         )
@@ -356,7 +261,7 @@ class RegistryRoutes:
         try:
             type_, group = await self._place(call)
         except UnknownInstance:
-            return  # already gone, as was asked
+            return  # already gone: deleting is idempotent
         query: RemoveInstanceQuery = call.query
         await self._registry.remove(
             call.namespace, type_, group, call.path["instanceId"], registration=query.registration, nonce=query.nonce
@@ -389,7 +294,7 @@ class RegistryRoutes:
         query: ServiceWatchQuery = call.query
         position = call.header("last-event-id") or query.revision
         if query.group is None:
-            self._registry.journals.thing(call.namespace, query.type)  # the type's name is checked before we answer
+            self._registry.journals.thing(call.namespace, query.type)  # validates the type before the stream starts
             after = read_cursor(position) if position else None
             return Stream(watch_type(self._registry, call.namespace, query.type, after))
         thing = self._registry.service(call.namespace, query.type, query.group)
@@ -420,7 +325,7 @@ class RegistryRoutes:
 
 
 def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
-    """Put the record of a heartbeat together: what stands beside it is newer, and where it is must not be said in two ways."""
+    """Merge a heartbeat into its record: fields of the heartbeat are newer; a different id, type or group is refused."""
     for field, said, outside in (
         ("instanceId", record.instance_id or instance_id, instance_id),
         ("type", record.type, beat.type or record.type),
@@ -446,10 +351,10 @@ def _beat(instance_id: str, beat: Heartbeat) -> InstanceBeat:
     return InstanceBeat(instance_id, figures, beat.metadata, beat.healthy, beat.registration)
 
 
-def _body(look: Lookup) -> bytes:
-    """Write a listing of one group, as `Listing` would be, from what is written already."""
+def _body(state: ServiceState) -> bytes:
+    """Encode the `Listing` of one group from its cached parts."""
     return b'{"instances":%b,"revision":%d,"epoch":"%b","stale":false,"revisions":null,"epochs":null,"cursor":null,"nextPage":null}' % (
-        look.body, look.revision, look.epoch.encode(),
+        state.body, state.revision, state.epoch.encode(),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Filters on what instances say: `metadata.version==1.2`, `metrics.load<0.8`, `group in kr-1,kr-2`, `metadata.gpu exists`.
+"""Filters on fields of instances: `metadata.version==1.2`, `metrics.load<0.8`, `group in kr-1,kr-2`, `metadata.gpu exists`.
 
-`lua/include/passes.lua` decides in the store, `passes` here; a test holds them equal.
+`lua/include/passes.lua` filters in the store, `passes` here; a test compares them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ATTRIBUTES = {name: re.sub(r"[A-Z]", lambda letter: "_" + letter[0].lower(), na
 
 
 class Literal(msgspec.Struct, frozen=True):
-    """A value in a filter: its words, and the number they are, if they are one."""
+    """A value in a filter: its text, and its number if the text is one."""
 
     words: str
     number: float | None
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """One condition: a field, an operator, and what it is compared with."""
+    """One condition: a field, an operator and the values to compare with."""
 
     part: str
     key: str
@@ -44,7 +44,7 @@ class Filter(msgspec.Struct, frozen=True):
     literals: tuple[Literal, ...] = ()
 
     def arguments(self) -> tuple[str, str, str, str, str]:
-        """Write it as the store's script takes it."""
+        """Encode it as arguments of the script."""
         if self.operator == "in":
             words = msgspec.json.encode([[literal.words, _number_text(literal)] for literal in self.literals]).decode()
             return self.part, self.key, self.operator, words, ""
@@ -53,14 +53,14 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 def parse_filters(texts: Sequence[str]) -> list[Filter]:
-    """Read filters as people write them."""
+    """Parse filters; raises InvalidRequest."""
     if len(texts) > MOST:
         raise InvalidRequest(f"At most {MOST} filters.", field="filter")
     return [parse_filter(text) for text in texts]
 
 
 def parse_filter(text: str) -> Filter:
-    """Read one filter."""
+    """Parse one filter; raises InvalidRequest."""
     if found := _COMPARISON.fullmatch(text):
         field, operator, words = found.groups()
         literals: tuple[Literal, ...] = (_literal(words),)
@@ -86,12 +86,12 @@ def parse_filter(text: str) -> Filter:
 
 
 def passes_all(instance: Instance, filters: Iterable[Filter]) -> bool:
-    """Say whether an instance passes every filter."""
+    """Whether an instance passes every filter."""
     return all(passes(value_of(instance, filter_), filter_) for filter_ in filters)
 
 
 def passes(value: object, filter_: Filter) -> bool:
-    """Say whether one value passes; None stands for a missing field."""
+    """Whether one value passes; None stands for a missing field."""
     match filter_.operator:
         case "==":
             return _equals(value, filter_.literals[0])
@@ -125,7 +125,7 @@ def _equals(value: object, literal: Literal) -> bool:
 
 
 def value_of(instance: Instance, filter_: Filter) -> object:
-    """Give what a filter asks of an instance."""
+    """Give the field of an instance that a filter compares."""
     match filter_.part:
         case "metadata":
             return instance.metadata.get(filter_.key)

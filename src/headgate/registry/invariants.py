@@ -1,4 +1,4 @@
-"""Looks for contradictions in a service: its parts must know of the same instances. Nothing is changed."""
+"""Checks the invariants of a service without changing it: all its keys must list the same instances."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ MOST_EACH: Final = 1000
 
 
 async def inspect(store: Store, thing: Thing) -> tuple[int, list[str]]:
-    """Give the number of instances, and what does not agree."""
+    """Give the number of instances, and the violations."""
     members, *words = cast("list[int | bytes]", await store.run(INSPECT, thing, MOST_EACH))
     return cast("int", members), [cast("bytes", each).decode() for each in words]

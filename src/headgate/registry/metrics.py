@@ -1,4 +1,4 @@
-"""What the registry measures."""
+"""Metrics of the registry."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ ALERTS = counter("headgate_registry_alerts_total", "alerts sent", ("outcome",))
 
 
 def service_label(thing: Thing) -> str:
-    """Name a service in metrics."""
+    """Give the label value of a service."""
     return f"{thing.namespace}/{thing.name}"

@@ -1,4 +1,4 @@
-"""What an instance is, as it registers itself and as others see it."""
+"""Domain types of the registry: the record that an instance sends, and the instance that others see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from headgate.kit.ids import display_text, member_id, new_ulid, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.problems import InvalidRequest
 from headgate.kit.validation import explain
 from headgate.kit.wire import Wire
 
@@ -30,32 +30,8 @@ Json = dict[str, Any]
 W = TypeVar("W", bound=Wire)
 
 
-class UnknownInstance(HeadgateError):
-    """This instance is not registered; register it again."""
-
-    code, status = "unknown_instance", 404
-
-
-class Superseded(HeadgateError):
-    """Another process has registered under this id since; this one must not speak for it any more."""
-
-    code, status = "superseded", 409
-
-
-class Evicted(HeadgateError):
-    """An operator has evicted this instance; it may not register until the time given has passed."""
-
-    code, status = "evicted", 409
-
-
-class ServiceFull(HeadgateError):
-    """This service has as many instances as it may have."""
-
-    code, status = "service_full", 429
-
-
 class CheckKind(StrEnum):
-    """How a health check asks."""
+    """The protocol of a health check."""
 
     HTTP = "http"
     TCP = "tcp"
@@ -67,7 +43,7 @@ _SCHEMES: Final = {CheckKind.HTTP: ("http", "https"), CheckKind.WEBSOCKET: ("ws"
 
 
 class Check(Wire, frozen=True):
-    """A health check that workers make."""
+    """A health check that workers run against an instance."""
 
     kind: CheckKind
     url: str | None = None
@@ -80,7 +56,7 @@ class Check(Wire, frozen=True):
 
 
 class Record(Wire, frozen=True, omit_defaults=True):
-    """What an instance says of itself when it registers."""
+    """The data that an instance sends about itself when it registers."""
 
     type: str
     group: str = "default"
@@ -100,16 +76,18 @@ class Record(Wire, frozen=True, omit_defaults=True):
     performance: Json = {}
     ttl_seconds: float | None = None
     check: Check | None = None
-    last_heartbeat: str | float | None = None  # an instance as it was found may be sent as it is; this is ignored
+    last_heartbeat: str | float | None = (
+        None  # ignored: present so that an `Instance` from a listing can be sent back unchanged
+    )
 
     def addressed(self) -> Record:
-        """Refuse an instance that nobody could reach."""
+        """Refuse a record without any address."""
         if not (self.hostname or self.public_ip or self.private_ip):
             raise InvalidRequest("An instance needs an address: hostname, publicIp or privateIp.", field="hostname")
         return self
 
     def checked(self) -> Record:
-        """Refuse what cannot be kept, and fill in what was left out."""
+        """Validate the record and fill in defaults; raises InvalidRequest."""
         thing_name(self.type, "type")
         thing_name(self.group, "group")
         instance_id = member_id(self.instance_id, "instanceId") if self.instance_id else new_ulid()
@@ -132,7 +110,7 @@ class Record(Wire, frozen=True, omit_defaults=True):
 
 
 class Override(Wire, frozen=True, omit_defaults=True):
-    """What an operator decided for an instance; None leaves it to the instance."""
+    """An operator's settings for an instance; None leaves the field to the instance."""
 
     enabled: bool | None = None
     weight: Annotated[float, Meta(ge=0, le=1_000_000)] | None = None
@@ -140,7 +118,7 @@ class Override(Wire, frozen=True, omit_defaults=True):
 
 
 class OverrideChange(Wire, frozen=True):
-    """A change of an override: what is absent stays, null gives it back to the instance."""
+    """A change of an override: absent fields stay, null removes the operator's setting."""
 
     enabled: bool | UnsetType | None = UNSET
     weight: Annotated[float, Meta(ge=0, le=1000000)] | UnsetType | None = UNSET
@@ -148,7 +126,7 @@ class OverrideChange(Wire, frozen=True):
 
 
 class Instance(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance as others see it: its record under the operator's override, and how it is now."""
+    """An instance as others see it: its record with the operator's override applied, and its current health."""
 
     instance_id: str
     type: str
@@ -176,12 +154,12 @@ class Instance(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def available(self) -> bool:
-        """Tell whether traffic may go there: healthy, enabled and not draining."""
+        """Whether traffic may be sent there: healthy, enabled and not draining."""
         return self.healthy and self.enabled and not self.draining
 
     @property
     def address(self) -> str:
-        """Give the address to reach it at from inside: privateIp, else publicIp, else hostname."""
+        """The address inside the network: privateIp, else publicIp, else hostname."""
         return self.private_ip or self.public_ip or self.hostname
 
 
@@ -195,12 +173,12 @@ class Registered(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def new_nonce() -> str:
-    """Name an attempt to register, so that repeating it is the same registration."""
+    """Make an idempotency key for a registration, so that a retry is the same registration."""
     return secrets.token_hex(8)
 
 
 class InstanceBeat(msgspec.Struct, frozen=True):
-    """One heartbeat; what is present says how much it renews."""
+    """One heartbeat; fields that are not None replace the stored ones."""
 
     instance_id: str
     metrics: Json | None = None
@@ -210,7 +188,7 @@ class InstanceBeat(msgspec.Struct, frozen=True):
 
 
 class Protection(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether expiry is being held back in a service, and why."""
+    """Whether expiry is held back in a service, and why."""
 
     mode: str
     active: bool
@@ -219,7 +197,7 @@ class Protection(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Listing(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer to a discovery: a consistent set at one revision; over several groups, one revision and epoch each."""
+    """The answer to a discovery: a consistent set at one revision; for several groups, one revision and epoch each."""
 
     instances: list[Instance]
     revision: int
@@ -243,7 +221,7 @@ class ServiceSummary(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Change(msgspec.Struct, frozen=True, rename="camel"):
-    """What a listener is told: put, removed or stale, with the instance as it is (or last was)."""
+    """A change as listeners get it: put, removed or stale, with the instance as it is (or last was)."""
 
     kind: str
     instance: Instance
@@ -252,7 +230,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def as_sent(value: W) -> W:
-    """Refuse what was made in Python if it would be refused over the wire: nobody else could read it."""
+    """Refuse a struct built in Python that would be refused as a request, so that both modes of the SDK accept the same."""
     for field, each in msgspec.structs.asdict(value).items():
         if isinstance(each, float) and not math.isfinite(each):
             raise InvalidRequest(f"{field} must be a number.", field=field)
@@ -264,7 +242,7 @@ def as_sent(value: W) -> W:
 
 
 def _check_url(kind: CheckKind, url: str) -> None:
-    """Refuse the address of a check that can never be asked."""
+    """Refuse the URL of a check that could never be requested."""
     schemes = _SCHEMES.get(kind)
     if schemes is None:
         raise InvalidRequest("Only http and websocket checks take a url.", field="check.url")
@@ -280,7 +258,7 @@ def _check_url(kind: CheckKind, url: str) -> None:
 
 
 def check_json(value: Json, field: str) -> bytes:
-    """Write a JSON object, if it is one that we keep."""
+    """Encode a JSON object; raises InvalidRequest if it is too large, too deep or not JSON."""
     if not isinstance(value, dict):
         raise InvalidRequest(f"{field} must be an object.", field=field)
     try:
@@ -289,7 +267,7 @@ def check_json(value: Json, field: str) -> bytes:
         raise InvalidRequest(f"{field} holds something that JSON cannot: {error}.", field=field) from error
     if len(text) > MOST_JSON:
         raise InvalidRequest(f"{field} has {len(text)} bytes; {MOST_JSON} is the most.", field=field)
-    # Few brackets and no long run of digits: nothing can be too deep or too large, and the walk is not worth it.
+    # With few brackets and no long run of digits nothing can be too deep or too large, so the walk is skipped.
     shallow = text.count(b"{") + text.count(b"[") <= MOST_DEPTH and not _LONG_NUMBER.search(text)
     if not shallow and _depth(value, field) > MOST_DEPTH:
         raise InvalidRequest(f"{field} is nested deeper than {MOST_DEPTH}.", field=field)
@@ -297,12 +275,12 @@ def check_json(value: Json, field: str) -> bytes:
 
 
 def iso(ms: float) -> str:
-    """Write a time as ISO-8601 in UTC."""
+    """Format a time as ISO-8601 in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _depth(value: object, field: str) -> int:
-    """Measure how deep a value is nested; numbers that only some languages can hold are refused on the way."""
+    """Measure the nesting depth; raises InvalidRequest for integers of more than 64 bits."""
     if isinstance(value, dict):
         return 1 + max((_depth(each, field) for each in value.values()), default=0)
     if isinstance(value, list):

@@ -1,29 +1,21 @@
-"""Instances for Prometheus: their numbers as an exposition, and themselves as targets."""
+"""Instances for Prometheus: their numeric metrics as an exposition, and their addresses as targets."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Final
 
-import msgspec
-
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
+from headgate.registry.wire import TargetGroup
 
 MOST_LINES: Final = 20_000
 NAME: Final = "headgate_instance_performance"
 _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-class TargetGroup(msgspec.Struct, frozen=True):
-    """What Prometheus calls a target group."""
-
-    targets: list[str]
-    labels: dict[str, str]
-
-
 async def exposition(registry: Registry, namespace: str) -> str:
-    """Give every number that instances report; at most so many lines."""
+    """Format every number that instances report, up to a limit of lines."""
     lines = [f"# HELP {NAME} What instances report of themselves.", f"# TYPE {NAME} gauge"]
     async for instance in _everyone(registry, namespace):
         for name, value in instance.metrics.items():
@@ -42,7 +34,7 @@ async def exposition(registry: Registry, namespace: str) -> str:
 
 
 async def target_groups(registry: Registry, namespace: str) -> list[TargetGroup]:
-    """Give every instance with an address as a target, with its labels."""
+    """List every instance that has an address as a target, with labels."""
     groups = []
     async for instance in _everyone(registry, namespace):
         if not instance.address or instance.port is None:
@@ -65,5 +57,5 @@ async def target_groups(registry: Registry, namespace: str) -> list[TargetGroup]
 
 async def _everyone(registry: Registry, namespace: str) -> AsyncIterator[Instance]:
     for thing in await registry.index.list(namespace):
-        for instance in (await registry.look(thing)).instances:
+        for instance in (await registry.read_service(thing)).instances:
             yield instance

@@ -1,4 +1,4 @@
-"""The registry: instances register, renew, are found, and leave."""
+"""The registry: registers instances, renews their leases, finds and removes them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from headgate.http.paging import batches
 from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, StoreFull
 from headgate.registry import metrics
-from headgate.registry.directory import Directory, RecentGroups, groups_of
 from headgate.registry.filters import Filter
-from headgate.registry.journal import Journals
-from headgate.registry.looks import Lookups
+from headgate.registry.locations import GroupCache, Locations, groups_of
 from headgate.registry.model import (
     Instance,
     InstanceBeat,
@@ -27,12 +25,14 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
-    UnknownInstance,
     check_json,
     new_nonce,
-)  # fmt: skip
+)
+from headgate.registry.problems import UnknownInstance
+from headgate.registry.service_reader import ServiceReader
+from headgate.registry.service_state import ServiceState, decode_view, encode_record
 from headgate.registry.settings import RegistrySettings
-from headgate.registry.views import Lookup, kept, read_view
+from headgate.registry.type_journal import TypeJournals
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
 from headgate.store.errors import as_problem
 from headgate.store.watch.feed import Feed, Snapshot
@@ -44,8 +44,8 @@ OVERRIDE = script(__package__, "override")
 PROTECTION = script(__package__, "protection")
 SETTLE = script(__package__, "settle")
 
-NOTE_SECONDS: Final = 20.0
-NOTE_ANEW_SECONDS: Final = 0.05
+REINDEX_SECONDS: Final = 20.0
+REINDEX_SOON_SECONDS: Final = 0.05
 SWEEP_IN_MS: Final = 200
 GROUPS_AT_ONCE: Final = 64
 PART: Final = "service"
@@ -62,8 +62,8 @@ class Registry:
         self.settings = settings or RegistrySettings()
         self.index = Index(store, PART)
         self.checks = Index(store, "check")
-        self.directory = Directory(store)
-        self.recent_groups = RecentGroups(store, self.index)
+        self.locations = Locations(store)
+        self.group_cache = GroupCache(store, self.index)
         self.feed: Feed[Instance] = Feed(
             store,
             self._snapshot,
@@ -71,7 +71,7 @@ class Registry:
             open_watches=metrics.WATCHERS,
             lag=metrics.WATCH_LAG,
         )
-        self.journals = Journals(self)
+        self.journals = TypeJournals(self)
         settings = self.settings
         beat_shared = (settings.history,)
         self._beats = Batch(store, HEARTBEAT, shared=lambda _: beat_shared)
@@ -84,11 +84,11 @@ class Registry:
         )
         self._registers = Batch(store, REGISTER, shared=lambda _: register_shared, most=REGISTERS_AT_ONCE)
         self._things: dict[tuple[str, str, str], Thing] = {}
-        self._noted: dict[Thing, float] = {}
-        self._looks = Lookups(store, settings, self.feed.settle)
+        self._indexed_at: dict[Thing, float] = {}
+        self._reader = ServiceReader(store, settings, self.feed.settle)
 
     def service(self, namespace: str, type: str, group: str) -> Thing:
-        """Name a service; both names are checked."""
+        """Give the address of a service in the store, after checking both names."""
         key = (namespace, type, group)
         thing = self._things.get(key)
         if thing is None:
@@ -101,17 +101,17 @@ class Registry:
     async def register(
         self, namespace: str, record: Record, *, nonce: str | None = None, registration: int | None = None
     ) -> Registered:
-        """Register an instance, or replace the one that has its id.
+        """Register an instance, or replace the one with the same id.
 
-        Asked again with the same nonce, it is the same registration. One that comes back gives the number it had, and is
-        refused if another has registered under its id since.
+        The same nonce again gives the same registration. A process that comes back sends its old registration number, and is
+        refused if another process has registered under its id since.
         """
         return await self._write(namespace, record, "register", registration, nonce)
 
     async def renew(self, namespace: str, record: Record, registration: int | None = None) -> Registered:
-        """Send a heartbeat that carries the whole record; an instance that nobody knows is registered by it.
+        """Send a heartbeat that carries the whole record; an unknown instance is registered by it.
 
-        A full store only renews the lease of an instance that it knows, with its metrics.
+        A full store only renews the lease and the metrics of an instance that it knows.
         """
         try:
             return await self._write(namespace, record, "renew", registration, None)
@@ -123,15 +123,15 @@ class Registry:
             except UnknownInstance:
                 raise full from None
             ttl_seconds = record.ttl_seconds or self.settings.ttl_seconds
-            return Registered(record.instance_id, (await self.look(thing)).revision, number, ttl_seconds)
+            return Registered(record.instance_id, (await self.read_service(thing)).revision, number, ttl_seconds)
 
     async def heartbeat(self, namespace: str, type: str, group: str, beat: InstanceBeat) -> int:
-        """Renew an instance's lease with what the beat brings; give its registration number."""
+        """Renew an instance's lease and update the fields of the beat; return its registration number."""
         return await self.beat(self.service(namespace, type, group), beat)
 
     async def beat(self, thing: Thing, beat: InstanceBeat) -> int:
-        """Renew a lease in a service; concurrent beats share one call."""
-        await self._note(thing)
+        """Renew a lease in a service; concurrent heartbeats share one script call."""
+        await self._index_service(thing)
         try:
             reply = await self._beats.call(thing, *_item(beat))
         except HeadgateError as error:
@@ -141,8 +141,8 @@ class Registry:
         return int(cast("bytes", reply))
 
     async def beat_many(self, thing: Thing, beats: Sequence[InstanceBeat]) -> list[int | HeadgateError]:
-        """Renew many leases of one service in as few calls as can be; each gets its number or its own refusal."""
-        await self._note(thing)
+        """Renew many leases of one service in few calls; return a registration number or an error for each."""
+        await self._index_service(thing)
         outcomes: list[int | HeadgateError] = []
         for first in range(0, len(beats), BEATS_AT_ONCE):
             items: list[Arg] = [part for beat in beats[first : first + BEATS_AT_ONCE] for part in _item(beat)]
@@ -154,8 +154,8 @@ class Registry:
         return outcomes
 
     async def locate(self, namespace: str, instance_id: str) -> tuple[str, str]:
-        """Find the type and group of an instance that is known by its id alone."""
-        found = await self.directory.find(namespace, member_id(instance_id, "instanceId"))
+        """Find the type and group of an instance by its id; raises UnknownInstance."""
+        found = await self.locations.find(namespace, member_id(instance_id, "instanceId"))
         if found is None:
             raise UnknownInstance
         type_, _, group = found.partition("/")
@@ -173,14 +173,14 @@ class Registry:
         reason: str = "removed",
         evict_seconds: float = 0,
     ) -> bool:
-        """Take an instance out; False if it was not there. With a time, it may not come back until then.
+        """Remove an instance; False if it was not there. With `evict_seconds` it may not register again for that long.
 
-        With a registration, whoever registered later is not taken out (Superseded); with a nonce alone, nobody but whom that
-        attempt has registered.
+        With a registration number, a later registration is not removed (Superseded). With only a nonce, just the registration
+        that was made with it is removed.
         """
         thing = self.service(namespace, type, group)
         if evict_seconds:
-            await self._note(thing, anew=True)
+            await self._index_service(thing, soon=True)
         reply = cast(
             "list[bytes | int]",
             await self.store.run(
@@ -195,20 +195,20 @@ class Registry:
                 int(evict_seconds * 1000),
             ),
         )
-        if nonce is None or reply[1] == 1:  # else it may be another's
-            await self.directory.forget(namespace, thing.name, [instance_id])
+        if nonce is None or reply[1] == 1:  # otherwise the id may belong to another registration
+            await self.locations.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
 
     async def override(
         self, namespace: str, type: str, group: str, instance_id: str, change: OverrideChange
     ) -> Instance:
-        """Set what an operator decides for an instance."""
+        """Change an operator's override of an instance."""
         thing = self.service(namespace, type, group)
         words = (_flag(change.enabled), _weight(change.weight), _flag(change.drain))
         view = await self.store.run(
             OVERRIDE, thing, self.settings.history, member_id(instance_id, "instanceId"), *words
         )
-        return read_view(cast("bytes", view))
+        return decode_view(cast("bytes", view))
 
     async def protect(self, namespace: str, type: str, group: str, mode: str) -> None:
         """Switch a service's mass-expiry protection to auto or off."""
@@ -218,9 +218,11 @@ class Registry:
         if await self.store.run(PROTECTION, thing, mode) != 1:
             raise NotFound(f"There is no service {type}/{group}.")
 
-    async def look(self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()) -> Lookup:
-        """See a service at one moment, in one round trip; who looks while a look is on its way shares the next one."""
-        return await self._looks.take(thing, healthy, tuple(filters))
+    async def read_service(
+        self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
+    ) -> ServiceState:
+        """Read a service at one moment in one round trip; callers that come while a read is in flight share the next one."""
+        return await self._reader.read(thing, healthy, tuple(filters))
 
     async def discover(
         self,
@@ -233,17 +235,19 @@ class Registry:
     ) -> Listing:
         """Find instances of a service, or of all groups of a type."""
         if group is not None:
-            return (await self.look(self.service(namespace, type, group), healthy=healthy, filters=filters)).listing()
-        looks = await self.looks(namespace, type, healthy=healthy, filters=filters)
+            return (
+                await self.read_service(self.service(namespace, type, group), healthy=healthy, filters=filters)
+            ).listing()
+        states = await self.read_groups(namespace, type, healthy=healthy, filters=filters)
         return Listing(
-            instances=[instance for look in looks.values() for instance in look.instances],
-            revision=max((look.revision for look in looks.values()), default=0),
-            epoch=max((look.epoch for look in looks.values()), default="0"),
-            revisions={name: look.revision for name, look in looks.items()},
-            epochs={name: look.epoch for name, look in looks.items()},
+            instances=[instance for state in states.values() for instance in state.instances],
+            revision=max((state.revision for state in states.values()), default=0),
+            epoch=max((state.epoch for state in states.values()), default="0"),
+            revisions={name: state.revision for name, state in states.items()},
+            epochs={name: state.epoch for name, state in states.items()},
         )
 
-    async def looks(
+    async def read_groups(
         self,
         namespace: str,
         type: str,
@@ -251,28 +255,28 @@ class Registry:
         healthy: bool | None = None,
         filters: Sequence[Filter] = (),
         groups: Mapping[str, Thing] | None = None,
-    ) -> dict[str, Lookup]:
-        """See every group of a type, or some of them."""
+    ) -> dict[str, ServiceState]:
+        """Read every group of a type, or the given ones."""
         if groups is None:
             groups = await self.groups(namespace, type)
         turn = asyncio.Semaphore(GROUPS_AT_ONCE)
 
-        async def look(thing: Thing) -> Lookup:
+        async def read(thing: Thing) -> ServiceState:
             async with turn:
-                return await self.look(thing, healthy=healthy, filters=filters)
+                return await self.read_service(thing, healthy=healthy, filters=filters)
 
-        found = await asyncio.gather(*(look(thing) for thing in groups.values()))
+        found = await asyncio.gather(*(read(thing) for thing in groups.values()))
         return dict(zip(groups, found, strict=True))
 
     async def groups(self, namespace: str, type: str) -> dict[str, Thing]:
-        """Give the groups of a type that may exist."""
+        """List the groups of a type; some may be empty by now."""
         thing_name(type, "type")
         return groups_of(await self.index.list(namespace), type)
 
     async def services(
         self, namespace: str, *, limit: int | None = None, page: str | None = None
     ) -> tuple[list[ServiceSummary], str | None]:
-        """Tell what exists after a page, with counts, and the next page; services without instances are left out."""
+        """List services with counts, and the next page; services without instances are left out."""
         things = sorted(await self.index.list(namespace), key=lambda thing: thing.name)
         found: list[ServiceSummary] = []
         for batch in batches([thing for thing in things if page is None or thing.name > page], GROUPS_AT_ONCE):
@@ -284,15 +288,15 @@ class Registry:
         return found, None
 
     async def _summary(self, thing: Thing) -> ServiceSummary:
-        look = await self.look(thing)
+        state = await self.read_service(thing)
         type_, _, group = thing.name.partition("/")
         return ServiceSummary(
             type=type_,
             group=group,
-            instances=len(look.instances),
-            healthy=sum(instance.available for instance in look.instances),
-            revision=look.revision,
-            protection=look.protection,
+            instances=len(state.instances),
+            healthy=sum(instance.available for instance in state.instances),
+            revision=state.revision,
+            protection=state.protection,
         )
 
     async def _write(
@@ -300,14 +304,14 @@ class Registry:
     ) -> Registered:
         record = record.checked()
         thing = self.service(namespace, record.type, record.group)
-        await self._note(thing, anew=True)
+        await self._index_service(thing, soon=True)
         if record.check:
             await self.checks.put(thing, SWEEP_IN_MS)
-        noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
+        locating = asyncio.ensure_future(self.locations.put(namespace, record.instance_id, thing.name))
         try:
             return await self._register(thing, record, mode, registration, nonce or new_nonce())
         finally:
-            await noting
+            await locating
 
     async def _register(
         self, thing: Thing, record: Record, mode: str, registration: int | None, nonce: str
@@ -324,11 +328,13 @@ class Registry:
                 int(ttl_seconds * 1000),
                 int(record.ephemeral),
                 int(record.healthy),
-                kept(record),
+                encode_record(record),
                 check_json(record.metadata, "metadata"),
                 check_json(record.metrics, "metrics"),
                 msgspec.json.encode(record.check) if record.check else "",
-                int(random.uniform(0, min(interval_ms, 5000))),  # checks of instances that start together are spread
+                int(
+                    random.uniform(0, min(interval_ms, 5000))
+                ),  # spreads the first checks of instances that start together
             )
         except HeadgateError as error:
             metrics.REGISTRATIONS.labels(error.code).inc()
@@ -337,33 +343,33 @@ class Registry:
         revision, number = (int(part) for part in cast("list[bytes]", reply))
         return Registered(record.instance_id, revision, number, ttl_seconds)
 
-    async def _note(self, thing: Thing, *, anew: bool = False) -> None:
-        """Tell the index that a service exists, before it is written; used again, it is noted again now and then.
+    async def _index_service(self, thing: Thing, *, soon: bool = False) -> None:
+        """Put a service into the index of the sweep before it is written, and again from time to time.
 
-        A registration notes it anew: an empty service is visited rarely, and this one will have a lease to watch. Those that
-        come together share one note: nobody visits the service before it is due.
+        A registration repeats it `soon`: an empty service is swept rarely, and this one gets a lease that can end. Registrations
+        within 50 ms share one call, because the service is not due before that.
         """
         now = monotonic()
-        if now - self._noted.get(thing, -NOTE_SECONDS) < (NOTE_ANEW_SECONDS if anew else NOTE_SECONDS):
+        if now - self._indexed_at.get(thing, -REINDEX_SECONDS) < (REINDEX_SOON_SECONDS if soon else REINDEX_SECONDS):
             return
-        if len(self._noted) > 10_000:
-            self._noted.clear()
+        if len(self._indexed_at) > 10_000:
+            self._indexed_at.clear()
         await self.index.put(thing, SWEEP_IN_MS)
-        self._noted[thing] = now
+        self._indexed_at[thing] = now
 
     async def _settle(self, thing: Thing) -> None:
-        """Give everybody in a service one lease after an outage; otherwise note that whoever is late was seen dead."""
+        """After an outage, extend every lease of a service by one TTL; otherwise record which instances were already dead."""
         settings = self.settings
         while not await self.store.run(SETTLE, thing, SETTLED_AT_ONCE, settings.protect_from, settings.protect_share):
             pass
 
     async def _snapshot(self, thing: Thing) -> Snapshot[Instance]:
-        look = await self.look(thing)
-        return Snapshot(look.instances, look.revision, look.epoch)
+        state = await self.read_service(thing)
+        return Snapshot(state.instances, state.revision, state.epoch)
 
 
 def _item(beat: InstanceBeat) -> tuple[Arg, Arg, Arg, Arg, Arg]:
-    """Write a beat as the script takes it."""
+    """Encode a heartbeat as arguments of the script."""
     return (
         member_id(beat.instance_id, "instanceId"),
         "" if beat.registration is None else beat.registration,

@@ -1,4 +1,4 @@
-"""How the registry behaves."""
+"""Settings of the registry."""
 
 from __future__ import annotations
 

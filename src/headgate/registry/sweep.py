@@ -1,4 +1,4 @@
-"""The sweep: whoever's lease has ended is taken out, once, whichever worker looks."""
+"""The sweep removes instances whose lease has ended; each service is claimed by one worker at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SWEEP = script(__package__, "sweep")
 MOST: Final = 200
 AT_ONCE: Final = 64
 EVERY_SECONDS: Final = 0.25
-MOST_TOLD: Final = 10  # of those who died together, each by its name
+MOST_TOLD: Final = 10  # instances that died together and get an alert each
 
 log = get_logger()
 
 
-class Swept(msgspec.Struct, frozen=True):
-    """What one visit to a service did."""
+class SweepResult(msgspec.Struct, frozen=True):
+    """The outcome of one sweep of a service."""
 
     word: str
     next_ms: int
@@ -36,7 +36,7 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 class Sweeper:
-    """Visits the services that are due."""
+    """Sweeps the services that are due."""
 
     def __init__(self, registry: Registry, alerts: Alerts | None = None) -> None:
         self._registry = registry
@@ -44,14 +44,14 @@ class Sweeper:
         self._protected: set[Thing] = set()
 
     async def step(self) -> None:
-        """Visit all services that are due now."""
+        """Sweep all services that are due now."""
         while claims := await self._registry.index.claim(AT_ONCE):
             await asyncio.gather(*(self._visit(claim) for claim in claims))
             if len(claims) < AT_ONCE:
                 return
 
-    async def sweep(self, thing: Thing) -> Swept:
-        """Visit one service."""
+    async def sweep(self, thing: Thing) -> SweepResult:
+        """Sweep one service."""
         settings = self._registry.settings
         reply = cast(
             "list[bytes | int]",
@@ -70,11 +70,11 @@ class Sweeper:
         changed: dict[bytes, list[str]] = {b"removed": [], b"put": [], b"back": []}
         for id_, kind in zip(cast("list[bytes]", reply[4::2]), cast("list[bytes]", reply[5::2]), strict=True):
             changed[kind].append(id_.decode())
-        swept = Swept(word.decode(), next_ms, instances, suspects, *changed.values())
+        swept = SweepResult(word.decode(), next_ms, instances, suspects, *changed.values())
         self._measure(thing, swept)
         if swept.removed:
             log.info("instances expired", service=thing.name, namespace=thing.namespace, count=len(swept.removed))
-            await self._registry.directory.forget(thing.namespace, thing.name, swept.removed)
+            await self._registry.locations.forget(thing.namespace, thing.name, swept.removed)
         return swept
 
     async def _visit(self, claim: Claim) -> None:
@@ -86,7 +86,7 @@ class Sweeper:
         else:
             await self._registry.index.done(claim, swept.next_ms)
 
-    def _measure(self, thing: Thing, swept: Swept) -> None:
+    def _measure(self, thing: Thing, swept: SweepResult) -> None:
         name = metrics.service_label(thing)
         ended = [*swept.removed, *swept.marked]
         if ended:

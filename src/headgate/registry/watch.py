@@ -1,4 +1,4 @@
-"""Watches as streams of events: of one service, or of all groups of a type under one cursor."""
+"""Watches as event streams: of one service, or of all groups of a type with one cursor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from headgate.kit.problems import InvalidRequest
 from headgate.registry import metrics
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
-from headgate.registry.views import Lookup, read_put, read_removal
+from headgate.registry.service_state import ServiceState, decode_put, decode_removal
+from headgate.registry.wire import InstancePut, InstanceRemoved, RegistryBookmark
 from headgate.store import Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Reset, Snapshot
 
@@ -26,7 +27,7 @@ _CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A position in the journal of a type; `within` is how far into the next entry's group."""
+    """A position in the journal of a type; `within` is the revision reached inside the next entry's group."""
 
     journal: int
     within: int = 0
@@ -35,52 +36,28 @@ class Cursor(msgspec.Struct, frozen=True):
         return f"{self.journal}.{self.within}" if self.within else str(self.journal)
 
 
-class InstancesFound(msgspec.Struct, frozen=True):
-    """A notice of one group, or of all (""), and the cursor after it, if a watch can be resumed there."""
+class GroupNotice(msgspec.Struct, frozen=True):
+    """A notice of one group ("" means all groups), and the cursor after it if a watch can be resumed there."""
 
     group: str
     notice: Notice[Instance]
     cursor: Cursor | None = None
 
 
-class InstancePut(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance is new, or changed."""
-
-    revision: int
-    instance: Instance
-
-
-class InstanceRemoved(msgspec.Struct, frozen=True, rename="camel"):
-    """An instance has gone, and why: removed, expired, evicted or unhealthy."""
-
-    revision: int
-    instance_id: str
-    group: str
-    reason: str
-
-
-class RegistryBookmark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A position: of a bookmark, of a compaction, or of a new epoch."""
-
-    revision: int
-    epoch: str | None = None
-    group: str | None = None
-
-
 def watch_service(registry: Registry, thing: Thing, after: int | None) -> AsyncGenerator[bytes, None]:
-    """Give the events of one service."""
+    """Stream the events of one service."""
     return registry.feed.broadcast(thing, after, _write)
 
 
 async def watch_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[bytes, None]:
-    """Give the events of all groups of a type, those that appear later too; ids are cursors over all of them."""
+    """Stream the events of all groups of a type, later ones included; event ids are cursors over all groups."""
     metrics.WATCHERS.inc()
     try:
         async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
             async for together in notices:
-                # One write for what is known together: the state of many groups is many events.
+                # One write per batch, because the state of many groups is many events.
                 if chunk := b"".join(map(_render_found, together)):
                     yield chunk
     finally:
@@ -89,8 +66,8 @@ async def watch_type(
 
 async def follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[InstancesFound, None]:
-    """Follow every group of a type in the order of its journal; without a position the state of each group comes first."""
+) -> AsyncGenerator[GroupNotice, None]:
+    """Follow all groups of a type in the order of its journal; without a position, the state of each group comes first."""
     async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
         async for together in notices:
             for found in together:
@@ -99,9 +76,9 @@ async def follow_type(
 
 async def _follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
-) -> AsyncGenerator[Sequence[InstancesFound], None]:
+) -> AsyncGenerator[Sequence[GroupNotice], None]:
     position, within = (after.journal, after.within) if after else (0, 0)
-    ahead: dict[str, int] = {}  # groups whose state was told, which the journal has yet to reach
+    ahead: dict[str, int] = {}  # revisions of groups whose state was sent and that the journal has not reached yet
     complete_at = 0
     async with AsyncExitStack() as stack:
         journal = await stack.enter_async_context(registry.journals.open(namespace, type_))
@@ -112,49 +89,49 @@ async def _follow_type(
         async for notice in notices:
             match notice:
                 case Compacted() | Reset():
-                    yield (InstancesFound("", notice),)
+                    yield (GroupNotice("", notice),)
                 case Snapshot():
                     position, within = notice.revision, 0
                     state = await journal.state()
                     complete_at = state.complete_at
-                    ahead = {group: look.revision for group, look in state.looks.items()}
-                    groups = iter(state.looks.items())
+                    ahead = {group: state.revision for group, state in state.states.items()}
+                    groups = iter(state.states.items())
                     while some := list(islice(groups, GROUPS_AT_ONCE)):
-                        yield [found for group, look in some for found in _state_of(group, look)]
+                        yield [found for group, state in some for found in _state_of(group, state)]
                 case FeedChange():
                     start, until = (int(word) for word in notice.value.split(b" "))
                     start = max(start, ahead.get(notice.member, 0), within)
-                    told = await journal.read(notice.member, start, until) if start < until else []
-                    for each in told:
+                    notices_of_group = await journal.read(notice.member, start, until) if start < until else []
+                    for each in notices_of_group:
                         if isinstance(each, Snapshot):
                             ahead[notice.member] = each.revision
-                            complete_at = await journal.note({notice.member: each.revision})
-                        last = each is told[-1]
+                            complete_at = await journal.record({notice.member: each.revision})
+                        last = each is notices_of_group[-1]
                         cursor = Cursor(notice.revision) if last else Cursor(position, each.revision)
                         resumable = isinstance(each, FeedChange) and notice.revision >= complete_at
-                        found = InstancesFound(notice.member, each, cursor if resumable else None)
+                        found = GroupNotice(notice.member, each, cursor if resumable else None)
                         if isinstance(each, Snapshot):
-                            yield found, InstancesFound(notice.member, Bookmark(each.revision, each.epoch))
+                            yield found, GroupNotice(notice.member, Bookmark(each.revision, each.epoch))
                         else:
                             yield (found,)
                     position, within = notice.revision, 0
                 case Bookmark():
                     pass
-            # A mark ends the state of groups that was told, and that of a group that is new.
+            # A bookmark marks the end of the state of all groups, and of a new group.
             ends_state = isinstance(notice, FeedChange) and (bool(ahead) or notice.value.startswith(b"0 "))
             if position >= complete_at and (isinstance(notice, Bookmark) or ends_state):
                 ahead = {}
-                yield (InstancesFound("", Bookmark(position), Cursor(position)),)
+                yield (GroupNotice("", Bookmark(position), Cursor(position)),)
 
 
-def _state_of(group: str, look: Lookup) -> tuple[InstancesFound, InstancesFound]:
-    """Tell the state of a group, and that it is complete."""
-    told = Snapshot(look.instances, look.revision, look.epoch)
-    return InstancesFound(group, told), InstancesFound(group, Bookmark(look.revision, look.epoch))
+def _state_of(group: str, state: ServiceState) -> tuple[GroupNotice, GroupNotice]:
+    """Give the notices for the state of a group: a snapshot and its bookmark."""
+    snapshot = Snapshot(state.instances, state.revision, state.epoch)
+    return GroupNotice(group, snapshot), GroupNotice(group, Bookmark(state.revision, state.epoch))
 
 
 def read_cursor(text: str) -> Cursor:
-    """Read a cursor back."""
+    """Parse a cursor; raises InvalidRequest."""
     found = _CURSOR.match(text)
     if found is None or max(int(part or 0) for part in found.groups()) >= 2**53:
         raise InvalidRequest("This is not a position of ours.", field="revision")
@@ -168,7 +145,7 @@ def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
     return _render(notice, group, str(notice.revision))
 
 
-def _render_found(found: InstancesFound) -> bytes:
+def _render_found(found: GroupNotice) -> bytes:
     id_ = None if found.cursor is None else str(found.cursor)
     if isinstance(found.notice, FeedChange):
         return _rendered(found.notice, found.group, id_)
@@ -177,7 +154,7 @@ def _render_found(found: InstancesFound) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _rendered(change: FeedChange, group: str, id_: str | None) -> bytes:
-    """Write a change once for all who watch, however late."""
+    """Encode a change once for all watchers, also for those that lag."""
     metrics.PUSH_SECONDS.observe(max(0.0, time() - change.revision / 1_000_000))
     return _render(change, group, id_)
 
@@ -186,9 +163,9 @@ def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
     revision = notice.revision
     match notice:
         case FeedChange(kind="put"):
-            return event("put", InstancePut(revision, read_put(notice)), id_)
+            return event("put", InstancePut(revision, decode_put(notice)), id_)
         case FeedChange():
-            reason, _ = read_removal(notice)
+            reason, _ = decode_removal(notice)
             return event("removed", InstanceRemoved(revision, notice.member, group, reason), id_)
         case Snapshot():
             return b"".join(event("put", InstancePut(revision, item)) for item in notice.items)

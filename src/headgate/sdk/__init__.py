@@ -5,17 +5,8 @@ from typing import TYPE_CHECKING
 from headgate.kit.lazily import offered_by
 
 if TYPE_CHECKING:
-    from headgate.config.model import (
-        ContentInvalid,
-        ContentType,
-        Draft,
-        NamespaceFull,
-        Published,
-        UnknownKey,
-        UnknownVersion,
-        Update,
-        Value,
-    )
+    from headgate.config.model import ContentType, Draft, Published, Update, Value
+    from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
     from headgate.kit.problems import (
         Closed,
         DeadlineExceeded,
@@ -52,23 +43,20 @@ if TYPE_CHECKING:
         QuorumHealth,
         QuorumLost,
     )
-    from headgate.registry.api import BatchAnswer
     from headgate.registry.model import (
         Change,
         Check,
         CheckKind,
-        Evicted,
         Instance,
         Override,
         OverrideChange,
         Protection,
         Record,
         Registered,
-        ServiceFull,
         ServiceSummary,
-        Superseded,
-        UnknownInstance,
     )
+    from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
+    from headgate.registry.wire import BatchAnswer
     from headgate.relay.model import Counter, JobState, Kind, Limit, Per, Retry, Upstream
     from headgate.relay.problems import (
         CostTooHigh,
@@ -289,11 +277,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "config.model": "ContentInvalid ContentType Draft NamespaceFull Published UnknownKey UnknownVersion Update Value",
+    "config.model": "ContentType Draft Published Update Value",
+    "config.problems": "ContentInvalid NamespaceFull UnknownKey UnknownVersion",
     "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
-    "registry.api": "BatchAnswer",
-    "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Protection Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
+    "registry.model": "Change Check CheckKind Instance Override OverrideChange Protection Record Registered ServiceSummary",
+    "registry.problems": "Evicted ServiceFull Superseded UnknownInstance",
+    "registry.wire": "BatchAnswer",
     "relay.model": "Counter JobState Kind Limit Per Retry Upstream",
     "relay.problems": "CostTooHigh JobSending JobUnknown LineFull PermitExpired UpstreamFailed UpstreamTimeout UpstreamUnknown UserMissing",
     "relay.wire": "JobView Response UpstreamStatus UpstreamView UserFigures",

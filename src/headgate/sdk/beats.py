@@ -17,17 +17,8 @@ import msgspec
 from headgate.kit.aside import Aside, ended
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
-from headgate.registry.model import (
-    Evicted,
-    InstanceBeat,
-    Json,
-    Record,
-    Registered,
-    ServiceFull,
-    Superseded,
-    UnknownInstance,
-    new_nonce,
-)
+from headgate.registry.model import InstanceBeat, Json, Record, Registered, new_nonce
+from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.sdk.registry_modes import Place, RegistryBackend
 
 JITTER: Final = 0.1

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headgate.config.config import Config as StoreConfig
-from headgate.config.dynamic import DEFINITIONS, NAMESPACE
-from headgate.config.model import ContentType, Draft, Published, UnknownKey, Update, Value
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE
+from headgate.config.model import ContentType, Draft, Published, Update, Value
+from headgate.config.problems import UnknownKey
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.sdk.config_modes import (

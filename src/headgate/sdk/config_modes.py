@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.config.api import ConfigBatchAnswer, Values, Versions
 from headgate.config.config import Config as StoreConfig
 from headgate.config.config import NamespaceState
 from headgate.config.model import Draft, Published, Update, Value, check_key
-from headgate.config.watch import Told, follow
+from headgate.config.watch import follow
+from headgate.config.wire import ConfigBatchAnswer, ValueEvent, Values, Versions
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import from_document
 from headgate.sdk.http import Http
@@ -146,7 +146,7 @@ class HttpConfigBackend:
                         document: Mapping[str, object] = msgspec.json.decode(event.data, type=dict[str, object])
                         raise from_document(dict(document), 500)
                     case "put" | "removed":
-                        told = msgspec.json.decode(event.data, type=Told)
+                        told = msgspec.json.decode(event.data, type=ValueEvent)
                         value = told.value or Value(told.key, told.version, kind="removed")
                         if gathering is not None:
                             gathering.append(value)

@@ -14,8 +14,8 @@ import msgspec
 from headgate.http.routes import Asgi, Receive, Scope, Send
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import HeadgateError, InvalidRequest
-from headgate.locks.guard import checked_fence
-from headgate.locks.model import FenceOutdated
+from headgate.locks.fences import checked_fence
+from headgate.locks.problems import FenceOutdated
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCK_HEADER: Final = b"x-fence-lock"

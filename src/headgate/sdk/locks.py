@@ -14,7 +14,9 @@ from headgate.kit.aside import ended
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
 from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
-from headgate.locks.api import (
+from headgate.locks.fences import checked_value
+from headgate.locks.model import Grant, LockRequest
+from headgate.locks.wire import (
     LONGEST_WAIT,
     Acquired,
     AcquireRequest,
@@ -25,8 +27,6 @@ from headgate.locks.api import (
     LockHistory,
     LockList,
 )
-from headgate.locks.guard import checked_value
-from headgate.locks.model import Grant, Want
 from headgate.sdk.http import Http
 from headgate.store import Store
 
@@ -44,7 +44,7 @@ class HttpLocksBackend(LockSource):
         self._http = http
         self._lines: set[asyncio.Task[Acquired]] = set()
 
-    async def grant(self, want: Want, holder: str) -> Grant:
+    async def grant(self, want: LockRequest, holder: str) -> Grant:
         """Take a lock; the gateway stands in line for us, for at most five minutes at a time."""
         if want.ttl < SHORTEST_TTL:
             raise InvalidRequest(f"ttl must be at least {SHORTEST_TTL:g} s through a gateway.", field="ttl")
@@ -70,10 +70,10 @@ class HttpLocksBackend(LockSource):
         except (LockHeld, NotReplicated):
             raise
         except BaseException:
-            self.leave_soon(want, holder)
+            self.withdraw_soon(want, holder)
             raise
 
-    async def _stand(self, want: Want, holder: str, wait: float) -> Acquired:
+    async def _stand(self, want: LockRequest, holder: str, wait: float) -> Acquired:
         """Ask and stand in line; whoever is sent home hangs up, and the gateway leaves the line for it."""
         asking = asyncio.get_running_loop().create_task(self._acquire(want, holder, wait))
         self._lines.add(asking)
@@ -83,12 +83,12 @@ class HttpLocksBackend(LockSource):
             self._lines.discard(asking)
             asking.cancel()
 
-    def dismiss(self) -> None:
+    def wake_waiters(self) -> None:
         """Send those home who stand in line; who does not has an answer soon."""
         for asking in self._lines:
             asking.cancel()
 
-    async def _acquire(self, want: Want, holder: str, wait: float) -> Acquired:
+    async def _acquire(self, want: LockRequest, holder: str, wait: float) -> Acquired:
         body = AcquireRequest(
             ttl_seconds=want.ttl,
             wait_seconds=wait,
@@ -111,23 +111,23 @@ class HttpLocksBackend(LockSource):
         left = max(0.05, deadline - asyncio.get_running_loop().time())
         await self._http.request(
             "POST",
-            f"{_path(grant.want.name)}/renew",
-            query={"namespace": grant.want.namespace},
+            f"{_path(grant.request.name)}/renew",
+            query={"namespace": grant.request.namespace},
             body=HolderRequest(grant.holder),
             answer=Acquired,
             timeout_seconds=left,
         )
 
-    async def hand_back(self, grant: Grant) -> None:
+    async def release_grant(self, grant: Grant) -> None:
         """Give a lock back."""
-        await self._release(grant.want, grant.holder)
+        await self._release(grant.request, grant.holder)
 
-    async def give_up(self, want: Want, holder: str) -> None:
+    async def withdraw(self, want: LockRequest, holder: str) -> None:
         """Give back whatever a holder has; a place in line is left by hanging up."""
         with suppress(NotHolder):
             await self._release(want, holder)
 
-    async def _release(self, want: Want, holder: str) -> None:
+    async def _release(self, want: LockRequest, holder: str) -> None:
         await self._http.request(
             "POST",
             f"{_path(want.name)}/release",

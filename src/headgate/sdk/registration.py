@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from headgate.kit.logs import get_logger
-from headgate.registry.model import Evicted, Record, UnknownInstance
+from headgate.registry.model import Record
+from headgate.registry.problems import Evicted, UnknownInstance
 from headgate.sdk.registry import Registry
 from headgate.sdk.seats import Offer
 from headgate.waiting_room.model import LEASE_MS

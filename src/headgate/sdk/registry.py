@@ -14,13 +14,10 @@ import msgspec
 from headgate.kit.aside import ended
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
-from headgate.registry.api import MOST_BEATS, BatchAnswer
 from headgate.registry.filters import parse_filters, passes_all
-from headgate.registry.health import prober_for
 from headgate.registry.model import (
     Change,
     Check,
-    Evicted,
     Instance,
     InstanceBeat,
     Json,
@@ -30,12 +27,13 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
-    Superseded,
-    UnknownInstance,
     as_sent,
 )
+from headgate.registry.probes import prober_for
+from headgate.registry.problems import Evicted, Superseded, UnknownInstance
 from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.settings import RegistrySettings
+from headgate.registry.wire import MOST_BEATS, BatchAnswer
 from headgate.sdk.beats import Heartbeats
 from headgate.sdk.http import Http
 from headgate.sdk.listeners import Listener

@@ -11,19 +11,8 @@ import msgspec
 
 from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, from_document
-from headgate.registry.api import (
-    BatchAnswer,
-    BatchHeartbeat,
-    BatchRequest,
-    EvictRequest,
-    Heartbeat,
-    Renewed,
-    Services,
-)
 from headgate.registry.filters import parse_filters
-from headgate.registry.health import Prober
 from headgate.registry.model import (
-    Evicted,
     Instance,
     InstanceBeat,
     Listing,
@@ -31,13 +20,14 @@ from headgate.registry.model import (
     Record,
     Registered,
     ServiceSummary,
-    Superseded,
-    UnknownInstance,
     as_sent,
 )
+from headgate.registry.probes import Prober
+from headgate.registry.problems import Evicted, Superseded, UnknownInstance
 from headgate.registry.registry import Registry as StoreRegistry
-from headgate.registry.views import read_put, read_removal
-from headgate.registry.watch import Cursor, InstancesFound, follow_type, read_cursor
+from headgate.registry.service_state import decode_put, decode_removal
+from headgate.registry.watch import Cursor, GroupNotice, follow_type, read_cursor
+from headgate.registry.wire import BatchAnswer, BatchHeartbeat, BatchRequest, EvictRequest, Heartbeat, Renewed, Services
 from headgate.sdk.http import Event, Http
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Reset, Snapshot
 
@@ -149,7 +139,7 @@ class StoreRegistryBackend:
             self._namespace, type, group, healthy=healthy, filters=parse_filters(filters)
         )
         if check:
-            return msgspec.structs.replace(listing, instances=await self._prober.choose(listing.instances))
+            return msgspec.structs.replace(listing, instances=await self._prober.answering(listing.instances))
         return listing
 
     async def remove(
@@ -197,10 +187,10 @@ class StoreRegistryBackend:
                         if groups is not None:
                             groups.add(found.group)
                     case FeedChange(kind="put"):
-                        yield Put(read_put(found.notice), found.notice.revision)
+                        yield Put(decode_put(found.notice), found.notice.revision)
                     case FeedChange():
                         yield Gone(
-                            found.group, found.notice.member, read_removal(found.notice)[0], found.notice.revision
+                            found.group, found.notice.member, decode_removal(found.notice)[0], found.notice.revision
                         )
                     case Reset() | Compacted():
                         if isinstance(found.notice, Reset):
@@ -216,12 +206,12 @@ class StoreRegistryBackend:
                     told = None if whole is None else frozenset(whole)
                     yield Marked(str(found.cursor), told, mark.epoch if mark else None, current=mark is not None)
 
-    async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[InstancesFound, None]:
+    async def _follow_one(self, type_: str, group: str, after: Cursor | None) -> AsyncGenerator[GroupNotice, None]:
         thing = self._registry.service(self._namespace, type_, group)
         async with aclosing(self._registry.feed.watch(thing, after.journal if after else None)) as notices:
             async for notice in notices:
                 gone = isinstance(notice, Compacted | Reset)
-                yield InstancesFound(group, notice, None if gone else Cursor(notice.revision))
+                yield GroupNotice(group, notice, None if gone else Cursor(notice.revision))
 
 
 class _Mark(msgspec.Struct, frozen=True):

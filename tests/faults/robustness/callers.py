@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 
-from headgate.config.model import UnknownKey
+from headgate.config.problems import UnknownKey
 from headgate.kit.problems import HeadgateError
 from headgate.registry.model import Change
 from headgate.sdk import Headgate

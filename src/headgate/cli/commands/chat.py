@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from headgate.arena.client import ArenaClosed, ArenaVisit, enter
+from headgate.arena.client import ArenaVisit, enter
+from headgate.arena.problems import ArenaClosed
 from headgate.arena.protocol import FLOODED, MOST_CHARACTERS, Notice, PlayerCount, Said
 from headgate.cli import output
 from headgate.cli.commands.terminal_input import LineEditor, echo_off

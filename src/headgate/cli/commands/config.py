@@ -21,20 +21,10 @@ from headgate.cli import output
 from headgate.cli.error_advice import instead
 from headgate.cli.options import Json
 from headgate.cli.target import Url, target
-from headgate.config.dynamic import DEFINITIONS, definitions_of
-from headgate.config.dynamic import NAMESPACE as OWN
-from headgate.config.model import (
-    MASK,
-    ContentInvalid,
-    ContentType,
-    Draft,
-    UnknownKey,
-    Update,
-    Value,
-    check_key,
-    check_new_key,
-    parse,
-)
+from headgate.config.live_settings import DEFINITIONS, definitions_of
+from headgate.config.live_settings import NAMESPACE as OWN
+from headgate.config.model import MASK, ContentType, Draft, Update, Value, check_key, check_new_key, parse
+from headgate.config.problems import ContentInvalid, UnknownKey
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, VersionConflict
 from headgate.sdk.config_modes import Present
 

@@ -19,7 +19,8 @@ from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
-from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record, UnknownInstance
+from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record
+from headgate.registry.problems import UnknownInstance
 from headgate.sdk import Headgate
 from headgate.sdk.registry_modes import Gone, Listed, Put
 

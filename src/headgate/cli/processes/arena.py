@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from headgate.arena.door import TicketCheck
+from headgate.arena.handshake import TicketCheck
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
 from headgate.cli.options import Host, Leash, OpsPort, StoreUrl

@@ -21,8 +21,8 @@ from headgate.cli.processes.startup import begin
 from headgate.cli.trial.strict_upstream import StrictUpstream
 from headgate.config.api import operations as config_operations
 from headgate.config.config import Config
-from headgate.config.dynamic import DEFINITIONS
-from headgate.config.dynamic import NAMESPACE as LIVE_SETTINGS
+from headgate.config.live_settings import DEFINITIONS
+from headgate.config.live_settings import NAMESPACE as LIVE_SETTINGS
 from headgate.config.settings import ConfigSettings
 from headgate.gate.api import mount as gate_mount
 from headgate.gate.api import operations as gate_operations
@@ -41,8 +41,8 @@ from headgate.locks.locks import Locks
 from headgate.locks.settings import LockSettings
 from headgate.registry.alerts import Alerts, target_from
 from headgate.registry.api import operations as registry_operations
-from headgate.registry.health import prober_for
 from headgate.registry.jobs import jobs as registry_jobs
+from headgate.registry.probes import prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.relay.api import operations as relay_operations

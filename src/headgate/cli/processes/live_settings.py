@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from headgate.config.config import Config
-from headgate.config.dynamic import NAMESPACE, Apply, Dynamic, EdgeLimits, LiveAlertTarget, LogLevel
+from headgate.config.live_settings import NAMESPACE, Apply, EdgeLimits, LiveAlertTarget, LiveSettings, LogLevel
 from headgate.config.watch import follow
 from headgate.kit import logs
 from headgate.kit.logs import Level
@@ -28,7 +28,7 @@ def live_settings(
     usual: Level,
     alerts: Alerts | None = None,
     limits: Callable[[], Mapping[str, AdjustableLimits]] | None = None,
-) -> Dynamic:
+) -> LiveSettings:
     """Return the follower that applies Headgate's own live settings to this process."""
     apply: dict[str, Apply] = {"log/level": lambda said: _set_level(said, usual)}
     if alerts is not None:
@@ -46,7 +46,7 @@ def live_settings(
                 limiter.change(said.per_second.get(name))
 
         apply["edge/limits"] = limit
-    return Dynamic(lambda: follow(config, NAMESPACE, None), apply)
+    return LiveSettings(lambda: follow(config, NAMESPACE, None), apply)
 
 
 def _set_level(said: LogLevel, usual: Level) -> None:

@@ -15,8 +15,8 @@ from headgate import __version__
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
-from headgate.registry.health import Prober
 from headgate.registry.model import Instance, Record
+from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
 from headgate.sdk.registry import Registry as Client
 from headgate.sdk.registry_modes import StoreRegistryBackend

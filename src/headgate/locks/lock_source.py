@@ -1,4 +1,4 @@
-"""What is alike wherever locks come from (a store, a quorum, a gateway): the recipe people use, and the care for what is held."""
+"""The common part of locks in a store, in a quorum and behind a gateway: acquiring, renewing in the background, closing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from headgate.kit.aside import Aside
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.underway import Underway
 from headgate.locks import metrics
-from headgate.locks.held import Held
-from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockNames, LockState, Want
+from headgate.locks.held_lock import Held
+from headgate.locks.model import Grant, LockNames, LockRequest, LockState
+from headgate.locks.problems import AlreadyHeld, LockHeld
 
 CLOSE_SECONDS: Final = 3.0
 
@@ -26,7 +27,7 @@ R = TypeVar("R")
 
 
 class LockSource(ABC):
-    """Gives locks and looks after those that are held; the keeper of each `Held`."""
+    """Base class of everything that grants locks; it renews and releases each `Held`."""
 
     def __init__(self, namespace: str = "default") -> None:
         self.namespace = namespace
@@ -50,26 +51,26 @@ class LockSource(ABC):
         replicas: int = 0,
         namespace: str | None = None,
     ) -> Lock:
-        """Describe a lock; nothing happens before it is entered.
+        """Describe a lock; it is acquired when it is entered.
 
-        `ttl` is how long it outlives a dead holder, `wait` how long to stand in line (None: as long as it takes, 0: not
-        at all), `delay` how long it stays closed after a holder was lost, `replicas` how many replicas of the store must
-        have it before it counts (else NotReplicated).
+        `ttl` is how long it outlives a dead holder, `wait` how long to wait for it (None: without limit, 0: not at all), `delay`
+        how long it stays closed after a holder was lost, `replicas` how many replicas of the store must have it before it counts
+        (else NotReplicated).
         """
-        return Lock(self, Want(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
+        return Lock(self, LockRequest(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
 
-    async def acquire(self, want: Want, taker: object = None) -> Held:
-        """Take a lock; `taker` is who may not take it twice, the running task unless given."""
+    async def acquire(self, request: LockRequest, taker: object = None) -> Held:
+        """Acquire a lock; `taker` may not acquire it twice, and is the running task by default."""
         who = taker if taker is not None else asyncio.current_task()
-        key = (who, want.namespace, want.name)
+        key = (who, request.namespace, request.name)
         mine = self._holdings.get(key)
         if mine is not None and not mine.lost.is_set():
-            raise AlreadyHeld(f"This task holds the lock {want.name} already.")
+            raise AlreadyHeld(f"This task holds the lock {request.name} already.")
         loop = asyncio.get_running_loop()
         began = loop.time()
         outcome = metrics.FAILED
         try:
-            grant = await self.take(want, self.names.next())
+            grant = await self.take(request, self.names.next())
             outcome = metrics.ACQUIRED
         except LockHeld:
             outcome = metrics.REFUSED
@@ -81,15 +82,15 @@ class LockSource(ABC):
         self._keys[held] = key
         return held
 
-    async def take(self, want: Want, holder: str) -> Grant:
-        """Take a lock for a holder, unless this source closes; if it does so meanwhile, it waits for what is given here."""
+    async def take(self, request: LockRequest, holder: str) -> Grant:
+        """Acquire a lock for a holder; raises Closed if this source is closing. `close()` waits for this call."""
         self._refuse_when_closing()
         with self._asking:
-            grant = await self.grant(want, holder)
+            grant = await self.grant(request, holder)
             if self._closing:
-                # Nobody would look after it any more.
+                # It would not be renewed any more.
                 with suppress(HeadgateError):
-                    await self.give_up(want, holder)
+                    await self.withdraw(request, holder)
                 self._refuse_when_closing()
             return grant
 
@@ -98,70 +99,70 @@ class LockSource(ABC):
             raise Closed
 
     @abstractmethod
-    async def grant(self, want: Want, holder: str) -> Grant:
-        """Take a lock for a holder, standing in line if it must; raises LockHeld when the wait is over."""
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
+        """Acquire a lock for a holder, waiting if necessary; raises LockHeld after the wait."""
 
     @abstractmethod
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more."""
+        """Extend the lease to one TTL from now."""
 
     async def release(self, grant: Grant) -> None:
-        """Give a lock back; if this source closes meanwhile, it waits for that."""
+        """Release a lock; `close()` waits for this call."""
         with self._asking:
-            await self.hand_back(grant)
+            await self.release_grant(grant)
 
     @abstractmethod
-    async def hand_back(self, grant: Grant) -> None:
-        """Give a lock back; raises NotHolder."""
+    async def release_grant(self, grant: Grant) -> None:
+        """Release a lock; raises NotHolder."""
 
     @abstractmethod
-    async def give_up(self, want: Want, holder: str) -> None:
-        """Give back whatever a holder has, a lock or a place in line; raises StoreUnavailable."""
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
+        """Release the lock, or leave the line; raises StoreUnavailable."""
 
     @abstractmethod
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands."""
+        """Give the state of a lock."""
 
     @abstractmethod
     def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands."""
+        """Yield a lock's state now and after each change of holder."""
 
     def leave(self, grant: Grant) -> None:
-        """Give back whatever is still held, in the background."""
-        self.leave_soon(grant.want, grant.holder)
+        """Release whatever is still held, in the background."""
+        self.withdraw_soon(grant.request, grant.holder)
 
-    def leave_soon(self, want: Want, holder: str) -> None:
-        """Give back what a holder may have, in the background, until it worked or the lease has ended by itself."""
+    def withdraw_soon(self, request: LockRequest, holder: str) -> None:
+        """Release a lock or leave the line in the background, retrying until it works or the lease has ended."""
         if not self._closed:
-            self.beside(self._leave(want, holder))
+            self.start_task(self._leave(request, holder))
 
-    async def _leave(self, want: Want, holder: str) -> None:
+    async def _leave(self, request: LockRequest, holder: str) -> None:
         loop = asyncio.get_running_loop()
-        limit = loop.time() + want.ttl
+        limit = loop.time() + request.ttl
         while loop.time() < limit:
             try:
-                await self.give_up(want, holder)
+                await self.withdraw(request, holder)
                 break
             except HeadgateError:
-                await asyncio.sleep(min(0.2, want.ttl / 10))
+                await asyncio.sleep(min(0.2, request.ttl / 10))
 
     def start(self, held: Held) -> None:
-        """Begin to look after a lock."""
+        """Count a held lock."""
         metrics.HELD.inc()
 
     def end(self, held: Held) -> None:
-        """Look after a lock no more."""
+        """Forget a lock that is no longer held."""
         metrics.HELD.dec()
         key = self._keys.pop(held, None)
         if key is not None and self._holdings.get(key) is held:
             del self._holdings[key]
 
     def spawn(self, held: Held) -> None:
-        """Run a renewal beside its holder."""
-        self.beside(held.renew())
+        """Run a renewal in the background."""
+        self.start_task(held.renew())
 
-    def beside(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """Run something beside the caller; it ends at the latest when this source is closed."""
+    def start_task(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Run a background task; it is cancelled at the latest when this source is closed."""
         return self._aside.start(work)
 
     async def __aenter__(self) -> Self:
@@ -173,49 +174,49 @@ class LockSource(ABC):
         await self.close()
 
     @abstractmethod
-    def dismiss(self) -> None:
-        """Send those home who still wait."""
+    def wake_waiters(self) -> None:
+        """Wake all waiters, so that they find this source closing."""
 
     async def close(self) -> None:
-        """Tell whoever still holds a lock that it is over, give all back, and wait a moment for that."""
+        """Mark all held locks as lost, release them, and wait a moment for that."""
         self._closing = True
         for held in list(self._keys):
             held.lose("the client was closed")
             self.leave(held.grant)
-        self.dismiss()
-        # An answer may be on its way, and what it gives must be given back.
+        self.wake_waiters()
+        # A reply in flight may grant a lock, which must be released.
         await self._asking.over(CLOSE_SECONDS)
         await self._aside.close(CLOSE_SECONDS)
         self._closed = True
 
 
 class Lock:
-    """A recipe for a lock: `async with lock as held:`, or a decorator; it may be used many times and at once."""
+    """A reusable description of a lock: `async with lock as held:`, or a decorator; it may be used concurrently."""
 
-    def __init__(self, source: LockSource, want: Want) -> None:
-        self.want = want
+    def __init__(self, source: LockSource, request: LockRequest) -> None:
+        self.request = request
         self._source = source
         self._entered: dict[asyncio.Task[object] | None, list[Held]] = {}
 
     async def acquire(self, taker: object = None) -> Held:
-        """Take the lock and give what is held; the caller gives it back. Its block is cancelled only inside `async with held`."""
-        return await self._source.acquire(self.want, taker)
+        """Acquire the lock; the caller releases it. A block is cancelled on loss only inside `async with held`."""
+        return await self._source.acquire(self.request, taker)
 
     async def try_lock(self, taker: object = None) -> Held | None:
-        """Take the lock if it is free now and nobody stands in line, else give None."""
+        """Acquire the lock if it is free and has no waiters, else return None."""
         try:
-            return await self._source.acquire(msgspec.structs.replace(self.want, wait=0), taker)
+            return await self._source.acquire(msgspec.structs.replace(self.request, wait=0), taker)
         except LockHeld:
             return None
 
     async def show(self) -> LockState:
-        """Tell how this lock stands."""
-        return await self._source.show(self.want.name, self.want.namespace)
+        """Give the state of this lock."""
+        return await self._source.show(self.request.name, self.request.namespace)
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
         await held.__aenter__()
-        # Whoever lost it may take it again inside the block that it was lost in.
+        # A task that lost the lock may acquire it again inside the same block.
         self._entered.setdefault(asyncio.current_task(), []).append(held)
         return held
 

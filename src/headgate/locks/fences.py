@@ -1,4 +1,4 @@
-"""Guards: resources that look at the fence and refuse a holder who has been succeeded."""
+"""Fenced values: they remember the highest fence and refuse a holder who has been succeeded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FencedValue(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Fences:
-    """Values in the store, and marks of resources elsewhere, that only the newest holder may change."""
+    """Values in the store, and fences of resources elsewhere, that only the newest holder may change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class Fences:
         return FencedValue(value.decode(), int(fence)) if value is not None and fence is not None else None
 
     async def admit(self, namespace: str, resource: str, fence: int) -> None:
-        """Raise a resource's mark; raises FenceOutdated if a higher fence was there."""
+        """Record a resource's fence; raises FenceOutdated if a higher one was recorded."""
         await self._store.run(ADMIT, self._thing(namespace, resource), checked_fence(fence))
 
     def _thing(self, namespace: str, key: str) -> Thing:
@@ -53,14 +53,14 @@ class Fences:
 
 
 def checked_value(value: object) -> str:
-    """Check a value that came from outside; bytes would be written one way here and another through a gateway."""
+    """Validate a value; bytes are refused, because the store and the gateway would encode them differently."""
     if not isinstance(value, str):
         raise InvalidRequest("value must be text.", field="value")
     return value
 
 
 def checked_fence(fence: int) -> int:
-    """Check a fence that came from outside."""
+    """Validate a fence."""
     if not 0 < fence <= MOST_FENCE:
         raise InvalidRequest(f"fence must be 1 to {MOST_FENCE}.", field="fence")
     return fence

@@ -1,4 +1,4 @@
-"""From what the store keeps of an instance to the instance that others see."""
+"""Decodes the store's data of a service: its instances at one moment, cached between reads as far as they stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _checks = msgspec.json.Decoder(Check)
 
 
 class StoredInstance(msgspec.Struct, frozen=True, rename="camel"):
-    """The part of a record that is kept as it came; the rest has places of its own."""
+    """The fields of a record that are stored as they came; the other fields have keys of their own."""
 
     instance_id: str
     type: str
@@ -50,8 +50,8 @@ class StoredInstance(msgspec.Struct, frozen=True, rename="camel"):
 _records = msgspec.json.Decoder(StoredInstance)
 
 
-class _View(msgspec.Struct, frozen=True):
-    """An instance as a change carries it."""
+class _StoredView(msgspec.Struct, frozen=True):
+    """An instance as a change event carries it."""
 
     record: StoredInstance
     metadata: Json
@@ -64,42 +64,52 @@ class _View(msgspec.Struct, frozen=True):
 
 class _Removal(msgspec.Struct, frozen=True):
     reason: str
-    last: _View
+    last: _StoredView
 
 
-_views = msgspec.json.Decoder(_View)
+_views = msgspec.json.Decoder(_StoredView)
 _removals = msgspec.json.Decoder(_Removal)
 
 
-class ServiceShape:
-    """What of an instance changes only with its registration, an override or its health."""
+class CachedInstance:
+    """The part of an instance that changes only with its registration, its override or its health."""
 
     __slots__ = (
-        "check", "decided", "draining", "enabled", "ephemeral", "metadata", "prefix", "record", "registration", "sound",
-        "ttl_ms", "weight",
+        "check",
+        "draining",
+        "enabled",
+        "ephemeral",
+        "healthy",
+        "metadata",
+        "override",
+        "prefix",
+        "record",
+        "registration",
+        "ttl_ms",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, record: StoredInstance, metadata: Json, state: str, override: str, check: Check | None) -> None:
         self.record, self.metadata, self.check = record, metadata, check
         registration, ttl_ms, ephemeral, reported, checked, lapsed, _ = state.split(" ")
         self.registration, self.ttl_ms, self.ephemeral = int(registration), int(ttl_ms), ephemeral == "1"
-        self.sound = reported == "1" and checked == "1" and lapsed == "0"
+        self.healthy = reported == "1" and checked == "1" and lapsed == "0"
         self.prefix: bytes | None = None
         self.enabled, self.weight, self.draining = record.enabled, record.weight, False
-        self.decided: Override | None = None
+        self.override: Override | None = None
         if override != NO_OVERRIDE:
-            word = read_override(override)
-            self.decided = word if word != UNDECIDED else None  # a tombstone whose time is over decides nothing
+            word = decode_override(override)
+            self.override = word if word != UNDECIDED else None  # an expired override has no effect
             self.enabled = record.enabled if word.enabled is None else word.enabled
             self.weight = record.weight if word.weight is None else word.weight
             self.draining = bool(word.drain)
 
     def available(self, *, late: bool, held: bool) -> bool:
-        """Tell whether traffic may go there, as `Instance.available` does."""
-        return self.sound and (not late or held) and self.enabled and not self.draining
+        """Whether traffic may be sent there, as `Instance.available` says."""
+        return self.healthy and (not late or held) and self.enabled and not self.draining
 
     def value(self, filter_: Filter, figures: bytes, deadline: float, *, late: bool, held: bool) -> object:
-        """Give what a filter asks for; what it does not ask for is not read."""
+        """Give the value that a filter compares, decoding only the part that it needs."""
         match filter_.part:
             case "metadata":
                 return self.metadata.get(filter_.key)
@@ -110,25 +120,25 @@ class ServiceShape:
         return value_of(self.instance({}, deadline, late=late, held=held), filter_)
 
     def instance(self, metrics: Json, deadline: float, *, late: bool, held: bool) -> Instance:
-        """Put the instance together as it is now."""
+        """Build the instance as it is now."""
         record = self.record
         return Instance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
             record.port, record.protocol, self.weight, self.enabled, self.ephemeral,
-            self.sound and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
+            self.healthy and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
             self.metadata, metrics, metrics, iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000,
-            self.registration, self.check, self.decided,
+            self.registration, self.check, self.override,
         )  # fmt: skip
 
-    def written(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
-        """Write the instance as JSON without building it; what does not change is written once."""
+    def to_json(self, metrics: bytes, deadline: float, *, late: bool, held: bool) -> bytes:
+        """Encode the instance as JSON without building it; the part that does not change is encoded once."""
         prefix = self.prefix
         if prefix is None:
             whole = msgspec.to_builtins(self.instance({}, 0, late=False, held=False))
             for name in ("healthy", "suspect", "metrics", "performance", "lastHeartbeat"):
                 del whole[name]
             prefix = self.prefix = msgspec.json.encode(whole)[:-1]
-        healthy = b"true" if self.sound and (not late or held) else b"false"
+        healthy = b"true" if self.healthy and (not late or held) else b"false"
         suspect = b"true" if late and held and deadline else b"false"
         beat = _beat_text(deadline - self.ttl_ms) if deadline else b""
         return b'%b,"healthy":%b,"suspect":%b,"metrics":%b,"performance":%b,"lastHeartbeat":"%b"}' % (
@@ -136,20 +146,20 @@ class ServiceShape:
         )  # fmt: skip
 
 
-class KnownLookup(msgspec.Struct, frozen=True):
-    """What a process has read of a service, and the marks by which it sees whether that still holds."""
+class CachedService(msgspec.Struct, frozen=True):
+    """The last read of a service, with the store's version tags of its instances and of their metrics."""
 
     shape: bytes
     figures: bytes
-    shapes: dict[bytes, ServiceShape]
+    shapes: dict[bytes, CachedInstance]
     metrics: dict[bytes, bytes]
 
 
-NOTHING = KnownLookup(b"", b"", {}, {})
+NOTHING = CachedService(b"", b"", {}, {})
 
 
-class Lookup:
-    """A service at one moment, as one script call saw it."""
+class ServiceState:
+    """A service at one moment, as one script call read it."""
 
     def __init__(
         self,
@@ -160,19 +170,19 @@ class Lookup:
         held: bool,
         overdue: int,
         protection: Protection,
-        known: KnownLookup,
+        known: CachedService,
         deadlines: dict[bytes, float],
         extended: dict[bytes, float],
     ) -> None:
-        self.state, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
+        self.status, self.epoch, self.revision, self.now_ms = state, epoch, revision, now_ms
         self.overdue, self.protection, self.known = overdue, protection, known
         self._held = held
         self._deadlines = deadlines
-        self._extended = extended  # deadlines before an outage, of those who have a lease more since
+        self._extended = extended  # deadlines before an outage, for instances whose lease was extended after it
 
     @cached_property
     def instances(self) -> list[Instance]:
-        """Give all who are there."""
+        """All instances that are present."""
         figures = self.known.metrics
         return [
             shape.instance(_objects.decode(figures.get(id_, b"{}")), deadline, late=late, held=held)
@@ -181,16 +191,16 @@ class Lookup:
 
     @cached_property
     def body(self) -> bytes:
-        """Write them as a JSON list; callers who looked together share it."""
+        """The instances as a JSON list, encoded once for all callers that share the read."""
         figures = self.known.metrics
         written = [
-            shape.written(figures.get(id_, b"{}"), deadline, late=late, held=held)
+            shape.to_json(figures.get(id_, b"{}"), deadline, late=late, held=held)
             for id_, shape, deadline, late, held in self._present()
         ]
         return b"[" + b",".join(written) + b"]"
 
-    def _present(self) -> Iterator[tuple[bytes, ServiceShape, float, bool, bool]]:
-        """Give who is there, with the deadline of the last heartbeat, whether that has passed, and whether it counts."""
+    def _present(self) -> Iterator[tuple[bytes, CachedInstance, float, bool, bool]]:
+        """Yield (id, instance, deadline of the last heartbeat, whether it has passed, whether the lease still holds)."""
         now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
             deadline = deadlines.get(id_, 0.0)
@@ -199,8 +209,8 @@ class Lookup:
                 deadline = extended.get(id_, deadline)
                 yield id_, shape, deadline, deadline <= now, held
 
-    def chosen(self, healthy: bool | None, filters: tuple[Filter, ...]) -> Lookup:
-        """Keep those that pass, as the store would have chosen them."""
+    def filtered(self, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
+        """Keep the instances that pass, with the same result as the store's own filters."""
         figures = self.known.metrics
         shapes = {
             id_: shape
@@ -211,9 +221,9 @@ class Lookup:
                 for filter_ in filters
             )
         }
-        known = KnownLookup(self.known.shape, self.known.figures, shapes, figures)
-        return Lookup(
-            self.state,
+        known = CachedService(self.known.shape, self.known.figures, shapes, figures)
+        return ServiceState(
+            self.status,
             self.epoch,
             self.revision,
             self.now_ms,
@@ -226,19 +236,19 @@ class Lookup:
         )
 
     def tag(self, *, by_metrics: bool) -> str:
-        """Name what is in it. Whoever is late, or chosen by metrics, comes and goes without a revision."""
+        """Give an ETag of the content; late instances and filters on metrics change it without a new revision."""
         if not self.overdue and not by_metrics:
             return str(self.revision)
         names = b",".join(sorted(id_ + b"!" if late else id_ for id_, _, _, late, _ in self._present()))
         return f"{self.revision}-{blake2b(names, digest_size=8).hexdigest()}"
 
     def listing(self) -> Listing:
-        """Give it as the answer to a discovery."""
+        """Convert it to the answer to a discovery."""
         return Listing(instances=self.instances, revision=self.revision, epoch=self.epoch)
 
 
-def kept(record: Record) -> bytes:
-    """Write the part of a record that is kept as it came."""
+def encode_record(record: Record) -> bytes:
+    """Encode the fields of a record that are stored as they came."""
     return msgspec.json.encode(
         StoredInstance(
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
@@ -248,8 +258,8 @@ def kept(record: Record) -> bytes:
     )  # fmt: skip
 
 
-def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
-    """Read what discover.lua gives; what it left out is as known."""
+def decode_state(reply: Reply, known: CachedService = NOTHING) -> ServiceState:
+    """Decode the reply of discover.lua; parts that it left out are taken from the cache."""
     parts = cast("list[Reply]", reply)
     state, epoch, revision, now = (cast("bytes", part) for part in parts[:4])
     held, overdue, mode, protected_until, shape, figures = cast(
@@ -259,10 +269,10 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
         _by_id(cast("list[bytes]", flat)) for flat in parts[10:]
     )
     if shape and shape == known.shape:
-        seen = known if figures == known.figures else KnownLookup(shape, figures, known.shapes, metrics)
+        seen = known if figures == known.figures else CachedService(shape, figures, known.shapes, metrics)
     else:
         shapes = {
-            id_: ServiceShape(
+            id_: CachedInstance(
                 _records.decode(records[id_]),
                 _objects.decode(metadata[id_]),
                 words.decode(),
@@ -271,7 +281,7 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
             )
             for id_, words in states.items()
         }
-        seen = KnownLookup(shape, figures, shapes, metrics)
+        seen = CachedService(shape, figures, shapes, metrics)
     until = float(protected_until)
     kept = bool(held) or bool(extended)
     protection = Protection(
@@ -280,30 +290,30 @@ def read_look(reply: Reply, known: KnownLookup = NOTHING) -> Lookup:
         until=iso(until) if until else None,
         suspects=overdue if kept else 0,
     )
-    return Lookup(
+    return ServiceState(
         state.decode(), epoch.decode(), int(revision), float(now), bool(held), overdue, protection, seen,
         _scores(deadlines), _scores(extended),
     )  # fmt: skip
 
 
-def read_put(change: FeedChange) -> Instance:
-    """Read the instance that a change brought."""
-    return read_view(change.value)
+def decode_put(change: FeedChange) -> Instance:
+    """Decode the instance in a change event."""
+    return decode_view(change.value)
 
 
-def read_view(view: bytes) -> Instance:
-    """Read an instance as the store writes one by itself."""
+def decode_view(view: bytes) -> Instance:
+    """Decode an instance that a script returned by itself."""
     return _from_view(_views.decode(view))
 
 
-def read_removal(change: FeedChange) -> tuple[str, Instance]:
-    """Read why an instance went, and what it last was."""
+def decode_removal(change: FeedChange) -> tuple[str, Instance]:
+    """Decode the reason of a removal, and the instance as it last was."""
     removal = _removals.decode(change.value)
     return removal.reason, _from_view(removal.last)
 
 
-def _from_view(view: _View) -> Instance:
-    shape = ServiceShape(view.record, view.metadata, view.state, view.override, view.check)
+def _from_view(view: _StoredView) -> Instance:
+    shape = CachedInstance(view.record, view.metadata, view.state, view.override, view.check)
     return shape.instance(view.metrics, view.deadline, late=False, held=False)
 
 
@@ -317,8 +327,8 @@ def _beat_text(ms: float) -> bytes:
     return b"%b.%03dZ" % (_second_text(second), rest)
 
 
-def read_override(words: str) -> Override:
-    """Read an override's words."""
+def decode_override(words: str) -> Override:
+    """Decode the stored form of an override."""
     enabled, weight, drain, _ = words.split(" ")
     return Override(
         enabled=None if enabled == "-" else enabled == "1",

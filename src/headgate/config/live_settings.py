@@ -1,6 +1,6 @@
-"""What of Headgate's own settings may change while it runs: defined here by type, published like any other value.
+"""Headgate's own settings that can change while it runs, with their types; they are published like any other value.
 
-They are keys of the namespace `headgate`. What does not fit its type is refused before it is published, and a process that
+They are keys of the namespace `headgate`. A value of the wrong type is refused when it is published, and a process that
 cannot read a value keeps the one it has.
 """
 
@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from headgate.config.model import Update, Value
+from headgate.config.wire import Definition
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.store.watch.feed import Reset, Snapshot
@@ -50,7 +51,7 @@ class EdgeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 class LiveAlertTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where alerts go: a webhook's URL, its format (generic, slack, pagerduty) and its key; empty leaves it as configured."""
 
-    SECRET: ClassVar[bool] = True  # who knows the address or the key may speak in our name
+    SECRET: ClassVar[bool] = True  # whoever has the address or the key can send alerts in our name
     url: str = ""
     format: Literal["generic", "slack", "pagerduty"] = "generic"
     key: str = ""
@@ -80,16 +81,8 @@ DEFINITIONS: Final[Mapping[str, type[Any]]] = {
 }
 
 
-class Definition(msgspec.Struct, frozen=True, rename="camel"):
-    """One setting that may be changed live: what it means, and what holds while nothing is published."""
-
-    key: str
-    text: str
-    default: str
-
-
 def definitions_of(kinds: Mapping[str, type[Any]] | None) -> list[Definition]:
-    """Show what may be set, with defaults."""
+    """List the settings with their defaults."""
     return [
         Definition(key, " ".join((kind.__doc__ or "").split()), msgspec.json.encode(kind()).decode())
         for key, kind in sorted((kinds or {}).items())
@@ -100,8 +93,8 @@ Follow = Callable[[], AsyncIterator[Any]]
 Apply = Callable[[Any], None]
 
 
-class Dynamic:
-    """Keeps this process's live settings as they are published; `apply` has a function for each key that matters here."""
+class LiveSettings:
+    """Applies published live settings to this process; `apply` has a function for each key that it uses."""
 
     def __init__(self, follow: Follow, apply: Mapping[str, Apply]) -> None:
         self._follow = follow
@@ -118,22 +111,22 @@ class Dynamic:
                         if isinstance(step, Reset):
                             lost = True
                         elif isinstance(step, Snapshot):
-                            self._take_all(step.items, lost=lost)
+                            self._apply_all(step.items, lost=lost)
                             lost = False
                         elif isinstance(step, Update):
                             for value in step.values:
-                                self._take(value)
+                                self._apply_value(value)
             except HeadgateError as error:
                 log.debug("live settings not followed", error=str(error))
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
-    def _take_all(self, values: list[Value], *, lost: bool) -> None:
+    def _apply_all(self, values: list[Value], *, lost: bool) -> None:
         found = {value.key: value for value in values}
         for key in self._apply:
-            if key in found or not lost:  # what the store may have lost, nobody has taken back
-                self._take(found.get(key) or Value(key, 0, kind="removed"))
+            if key in found or not lost:  # a key that is missing after a loss of data keeps its last value
+                self._apply_value(found.get(key) or Value(key, 0, kind="removed"))
 
-    def _take(self, value: Value) -> None:
+    def _apply_value(self, value: Value) -> None:
         apply = self._apply.get(value.key)
         if apply is None:
             return

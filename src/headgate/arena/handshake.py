@@ -1,4 +1,4 @@
-"""The door: what a handshake must show, and how it is refused before it completes."""
+"""Checks WebSocket handshakes (path, origin, ticket) and refuses them before they complete."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
 
+from headgate.arena.problems import Draining, OriginRefused, TargetTooLong, TicketMissing, UpgradeRequired
 from headgate.http.origins import ANY, origin_of, read_origins
 from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, HeadTooLarge, InvalidRequest, Malformed, MethodNotAllowed
@@ -24,60 +25,30 @@ SUBPROTOCOL = "headgate"
 _PAGE_SCHEMES = {"ws": "http", "wss": "https"}
 
 
-class TicketMissing(HeadgateError):
-    """Show a ticket: in ?ticketId=, in Authorization, or in Sec-WebSocket-Protocol."""
-
-    code, status = "ticket_missing", 401
-
-
-class OriginRefused(HeadgateError):
-    """Pages of this site may not enter here."""
-
-    code, status = "origin_refused", 403
-
-
-class Draining(HeadgateError):
-    """This server is closing; your ticket was not used and you will be given another server."""
-
-    code, status = "draining", 503
-
-
-class UpgradeRequired(HeadgateError):
-    """The game is a WebSocket; a browser or a program that asks for a page finds none here."""
-
-    code, status = "upgrade_required", 426
-
-
-class TargetTooLong(HeadgateError):
-    """The request's address is longer than 8 kB."""
-
-    code, status = "target_too_long", 414
-
-
 class SeatService(Protocol):
-    """Seats on offer in a queue; the SDK's `Offer` is one."""
+    """The seats that a server offers in a queue; the SDK's `Offer` is one."""
 
     instance_id: str
 
     async def redeem(self, ticket_id: str, session_id: str) -> Redeemed:
-        """Spend a ticket for a session on this server."""
+        """Redeem a ticket for a session on this server."""
 
     async def end(self, session_id: str, reason: Reason) -> None:
         """End a session of this server."""
 
     async def drain(self) -> None:
-        """Take nobody new."""
+        """Accept no new players."""
 
 
 class TicketCheck(Protocol):
-    """How a signed ticket is checked before the store is asked."""
+    """Verifies a signed ticket without the store."""
 
     async def __call__(self, ticket: str) -> str:
         """Give the bare id of a signed ticket; raises TicketInvalid or TicketExpired."""
 
 
-def shown_ticket(request: Request) -> str:
-    """Find the ticket in a handshake, bare or signed; raises TicketMissing."""
+def ticket_of(request: Request) -> str:
+    """Find the ticket in a handshake, plain or signed; raises TicketMissing."""
     query = parse_qs(_address(request).query)
     for name in ("ticketId", "ticket"):
         if query.get(name, [""])[0]:
@@ -93,12 +64,12 @@ def shown_ticket(request: Request) -> str:
 
 
 def is_signed(ticket: str) -> bool:
-    """Tell the signed form of a ticket from the bare id; whether the signature is good is another question."""
+    """Whether a ticket has the signed form; the signature is not verified here."""
     return ticket.count(".") == 2
 
 
 async def ticket_id(ticket: str, check: TicketCheck) -> str:
-    """Give the bare id of a ticket; a signed one must be good, and a bare one must look like an id."""
+    """Give the plain id of a ticket, after verifying a signed one or validating a plain one."""
     if is_signed(ticket):
         return await check(ticket)
     try:
@@ -110,8 +81,8 @@ async def ticket_id(ticket: str, check: TicketCheck) -> str:
 class AllowedOrigins:
     """Decides which pages may enter: those of the configured sites, and those of the arena's own origin.
 
-    Scheme, host and port all count. The arena's own origin is that of the address at which players reach it, and the host
-    that the request names, since a proxy in front may have another name for it.
+    Scheme, host and port must match. The arena's own origin is that of its public address, or the host that the request
+    names, since a proxy in front may use another name for it.
     """
 
     def __init__(self, allowed: Sequence[str], address: str) -> None:
@@ -121,7 +92,7 @@ class AllowedOrigins:
         self._own = frozenset(() if own is None else (own,))
 
     def check(self, request: Request) -> None:
-        """Refuse pages of other sites; programs that are no browser send no origin."""
+        """Refuse pages of other sites; clients that are not browsers send no origin."""
         origins = request.headers.get_all("Origin")
         if not origins or ANY in self._allowed:
             return
@@ -130,28 +101,28 @@ class AllowedOrigins:
 
 
 def networks(texts: Sequence[str]) -> list[IPv4Network | IPv6Network]:
-    """Read the proxies that are trusted to say whom they speak for."""
+    """Parse the networks of trusted proxies."""
     try:
         return [ip_network(text, strict=False) for text in texts]
     except ValueError as error:
         raise SettingInvalid(f"arena.trusted_proxies: {error}.") from error
 
 
-def client(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
-    """Give the client's address: the peer's, or whom a trusted proxy saw last."""
+def client_address(peer: str, request: Request, proxies: Sequence[IPv4Network | IPv6Network]) -> str:
+    """Give the client's address: the peer's, or the last one that a trusted proxy added."""
     if not any(ip_address(peer) in network for network in proxies):
         return peer
     seen = ",".join(request.headers.get_all("X-Forwarded-For")).rpartition(",")[2].strip()
     return seen or peer
 
 
-def is_game(request: Request) -> bool:
-    """Say whether a request is for the game at all."""
+def is_game_path(request: Request) -> bool:
+    """Whether a request has the path of the game."""
     return _address(request).path == PATH
 
 
 def refusal(error: HeadgateError) -> Response:
-    """Answer a handshake with a problem; a ticket that is not good is 403 whatever was wrong with it."""
+    """Build the response of a refused handshake; every bad ticket is 403."""
     status = 403 if isinstance(error, TicketInvalid | TicketUsed | TicketExpired) else error.status
     body = msgspec.json.encode({**error.document(), "status": status})
     headers = Headers()
@@ -167,7 +138,7 @@ def refusal(error: HeadgateError) -> Response:
 
 
 def library_refusal(status: int) -> Response:
-    """Answer with a problem what the WebSocket library refuses by itself, in plain text."""
+    """Build a problem response for a request that the WebSocket library itself refuses."""
     match status:
         case 405:
             return refusal(MethodNotAllowed("The game is entered with GET."))
@@ -186,7 +157,7 @@ def library_refusal(status: int) -> Response:
 
 
 def _is_own(request: Request) -> bool:
-    """Tell whether the page comes from the very origin that was asked, which is plain http unless a proxy says otherwise."""
+    """Whether the page comes from the requested origin, which is plain http unless a proxy says otherwise."""
     hosts, schemes = request.headers.get_all("Host"), request.headers.get_all("X-Forwarded-Proto")
     if len(hosts) != 1 or len(schemes) > 1:
         return False

@@ -1,4 +1,4 @@
-"""How much somebody may do: so many at once, refilled steadily."""
+"""Rate limits as token buckets: a burst at once, refilled steadily."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORGET_ABOVE: Final = 10_000
 
 
 class Allowance:
-    """What one player may still send. Below zero it is overdrawn, which tells a slip from a flood."""
+    """The token bucket of one player; the count may go below zero, which tells a flood from a slip."""
 
     __slots__ = ("_at", "_left", "_most", "_per_second")
 
@@ -20,26 +20,26 @@ class Allowance:
         self._at = monotonic()
 
     def take(self) -> float:
-        """Use one, and give how many are left; a refused one is used as well."""
+        """Take one token and return how many are left; a refused message takes one as well."""
         now = monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self._per_second) - 1
         self._at = now
         return self._left
 
     def peek(self) -> float:
-        """Give how many are left now."""
+        """Give the number of tokens left."""
         return min(self._most, self._left + (monotonic() - self._at) * self._per_second)
 
 
-class Failures:
-    """Refused handshakes by client address, in bounded memory; each address earns one back every second."""
+class HandshakeFailures:
+    """Counts refused handshakes by client address, in bounded memory; one is forgiven every second."""
 
     def __init__(self, burst: int) -> None:
         self._burst = burst
         self._addresses: dict[str, Allowance] = {}
 
     def exhausted(self, address: str) -> bool:
-        """Say whether this address has failed too often lately."""
+        """Whether this address has failed too often lately."""
         known = self._addresses.get(address)
         return known is not None and known.peek() < 1
 

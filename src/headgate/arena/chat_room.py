@@ -1,7 +1,7 @@
-"""Who is inside, and how a message reaches all of them.
+"""The players inside, and the delivery of messages to all of them.
 
-What is posted until the next delivery goes out together: the frames are joined once, and each player's connection gets one write.
-The more is said, the more each write carries. Nobody is waited for: a player whose unread bytes pass the limit is dropped.
+Messages posted until the next delivery go out together: the frames are joined once, and each connection gets one write.
+The more is posted, the more each write carries. Delivery never waits: a player with too many unread bytes is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import OPEN
 
 from headgate.arena import metrics
-from headgate.arena.allowance import Allowance
+from headgate.arena.rate_limits import Allowance
 from headgate.waiting_room.model import Reason
 
 MOST_REST: Final = 0.25
@@ -36,8 +36,8 @@ class Player:
         self.reason: Reason | None = None
         self.why: str | None = None
 
-    def blame(self, why: str, reason: Reason) -> None:
-        """Note why we end this connection; the first cause counts."""
+    def set_cause(self, why: str, reason: Reason) -> None:
+        """Record why the connection ends; the first cause wins."""
         if self.why is None:
             self.why, self.reason = why, reason
 
@@ -56,18 +56,18 @@ class ChatRoom:
         return len(self.players)
 
     def post(self, frame: bytes, sender: Player | None = None) -> None:
-        """Send a frame to everybody but its sender, soon."""
+        """Queue a frame for everybody but its sender."""
         self._add(_PostedMessage(frame, sender, None))
 
-    def tell(self, player: Player, frame: bytes) -> None:
-        """Send a frame to one player, after what was posted before it."""
+    def send(self, player: Player, frame: bytes) -> None:
+        """Send a frame to one player, after the frames that were posted before it."""
         if self._posted:
             self._add(_PostedMessage(frame, None, player))
         else:
             metrics.DELIVERED.inc(self._write(player, frame, 1, monotonic()))
 
     def sweep(self, idle_seconds: float, idle: Callable[[Player], None]) -> None:
-        """Name everybody who has neither sent nor received a message for so long."""
+        """Call `idle` for every player without a message in either direction for so long."""
         limit = monotonic() - idle_seconds
         for player in list(self.players.values()):
             if player.last < limit and player.why is None:
@@ -93,33 +93,33 @@ class ChatRoom:
             if own:
                 delivered += self._write(player, b"".join(own), len(own), started)
         metrics.DELIVERED.inc(delivered)
-        # Rest as long as that took: half of the time stays for those who enter and speak, and more is said in each write.
+        # Pause as long as the delivery took: half of the time stays for other work, and each write carries more.
         now = monotonic()
         self._rest_until = now + min(now - started, MOST_REST)
 
     def _write(self, player: Player, frames: bytes, count: int, now: float) -> int:
-        """Write whole frames to a player's connection, and give how many; 0 if it is closing or reads too slowly."""
+        """Write whole frames to a player's connection; return how many, 0 if it is closing or reads too slowly."""
         connection = player.connection
         if not count or connection.protocol.state is not OPEN:
             return 0
         transport = connection.transport
         if transport.get_write_buffer_size() > self._backlog_bytes:
-            player.blame("slow", Reason.DROPPED)
+            player.set_cause("slow", Reason.DROPPED)
             transport.abort()
             return 0
-        # Unmasked frames are the same for everybody. They go between the library's own writes, which are whole frames too.
+        # Unmasked frames are the same bytes for everybody; the library's own writes between them are whole frames too.
         transport.write(frames)
         player.last = now
         return count
 
 
 class _PostedMessage(msgspec.Struct, frozen=True, eq=False):
-    """A frame on its way: to all but its sender, or to one player only."""
+    """A queued frame: for all but its sender, or for one player only."""
 
     frame: bytes
     sender: Player | None
     only: Player | None
 
     def reaches(self, player: Player) -> bool:
-        """Say whether this player gets it."""
+        """Whether this player gets it."""
         return self.only is player if self.only is not None else self.sender is not player

@@ -1,11 +1,11 @@
-"""The journal of a type: in which order its groups changed, so that one number says where a watch of all groups is.
+"""The journal of a type records in which order its groups changed, so that one number is the cursor of a watch of all groups.
 
-Each group is a service in a slot of its own with revisions of its own, and a cursor that named them all would grow with
-their number. So whichever processes watch a type note in one stream, the journal, that a group has moved from one revision
-to another; the script refuses what is noted already. A watcher reads the journal and then the named changes of the named
-group. Its cursor is a revision of the journal, and inside an entry also one of the group.
+Each group is a service in a slot of its own with its own revisions, and a cursor that named them all would grow with
+their number. So every process that watches a type records in one stream, the journal, that a group moved from one
+revision to another; the script ignores a move that is already recorded. A watcher reads the journal and then those
+changes of that group. Its cursor is a revision of the journal, and inside an entry also one of the group.
 
-Processes learn that a group has moved by hints, which carry the revision, and by reading a few groups each second.
+Processes learn that a group has moved from hints, which carry the revision, and by polling a few groups each second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headgate.kit.ids import thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
-from headgate.registry.views import Lookup
+from headgate.registry.service_state import ServiceState
 from headgate.store import Thing, script
 from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
 from headgate.store.watch.reader import PAGE
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from headgate.registry.registry import Registry
 
 JOURNAL: Final = script(__package__, "journal")
-NOTED_AT_ONCE: Final = 500
+MOST_PER_CALL: Final = 500
 READ_AT_ONCE: Final = 32
 TICK_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.5
-LOOKED_AT_A_TICK: Final = 100
+POLLED_PER_TICK: Final = 100
 KEPT_READS: Final = 1024
 REFRESH_SECONDS: Final = 600.0
 SHORTEST_KEEP_MS: Final = 7_200_000
@@ -45,25 +45,25 @@ SHORTEST_KEEP_MS: Final = 7_200_000
 log = get_logger()
 
 
-class Journals:
-    """The journals of all types that somebody in this process watches."""
+class TypeJournals:
+    """The journals of all types that are watched in this process."""
 
     def __init__(self, registry: Registry) -> None:
         self.feed: Feed[None] = Feed(registry.store, self._snapshot)
         self._registry = registry
-        self._open: dict[Thing, Journal] = {}
+        self._open: dict[Thing, TypeJournal] = {}
 
     def thing(self, namespace: str, type_: str) -> Thing:
-        """Name a type's journal."""
+        """Give the address of a type's journal in the store."""
         return self._registry.store.thing("type", namespace, thing_name(type_, "type"))
 
     @asynccontextmanager
-    async def open(self, namespace: str, type_: str) -> AsyncIterator[Journal]:
-        """Keep a type's journal up to date for as long as the block lasts."""
+    async def open(self, namespace: str, type_: str) -> AsyncIterator[TypeJournal]:
+        """Keep a type's journal up to date while the block runs."""
         thing = self.thing(namespace, type_)
         journal = self._open.get(thing)
         if journal is None:
-            journal = self._open[thing] = Journal(self._registry, thing)
+            journal = self._open[thing] = TypeJournal(self._registry, thing)
             journal.start()
         journal.watchers += 1
         try:
@@ -79,27 +79,27 @@ class Journals:
         return (await self.feed.read(self.thing(namespace, type_), 0, 1)).revision
 
     async def cursor_of(self, namespace: str, type_: str, revisions: Mapping[str, int], before: int) -> int:
-        """Give a position from which a watch tells everything after these revisions of the groups.
+        """Give a position from which a watch sends every change after these revisions of the groups.
 
-        `before` is the position before they were read; from there on nothing is missed, but something may be told twice.
+        `before` is the position before the groups were read; from there nothing is missed, but some changes may be sent twice.
         """
         thing = self.thing(namespace, type_)
         for _ in range(2):
-            positions = [await self._note(thing, batch) for batch in _batches(revisions.items())]
+            positions = [await self._record(thing, batch) for batch in _batches(revisions.items())]
             if any(further for _, further in positions):
                 return before
             if len({position for position, _ in positions}) == 1:
                 return positions[0][0]
         return before
 
-    async def note(self, thing: Thing, revisions: Mapping[str, int]) -> int:
-        """Note how far groups are; give the journal's revision after that."""
+    async def record(self, thing: Thing, revisions: Mapping[str, int]) -> int:
+        """Record the revisions of groups; return the journal's revision after that."""
         position = 0
         for batch in _batches(revisions.items()):
-            position, _ = await self._note(thing, batch)
+            position, _ = await self._record(thing, batch)
         return position
 
-    async def _note(self, thing: Thing, batch: list[tuple[str, int]]) -> tuple[int, int]:
+    async def _record(self, thing: Thing, batch: list[tuple[str, int]]) -> tuple[int, int]:
         settings = self._registry.settings
         keep_ms = max(SHORTEST_KEEP_MS, int(settings.history_seconds * 2000))
         words = [word for pair in batch for word in pair]
@@ -115,75 +115,75 @@ class Journals:
 
 
 class JournalState(msgspec.Struct, frozen=True):
-    """The groups of a type, and the journal's revision at which it has noted them all."""
+    """The groups of a type, and the journal's revision at which all of them are recorded."""
 
-    looks: dict[str, Lookup]
+    states: dict[str, ServiceState]
     complete_at: int
 
 
-class Journal:
-    """Notes what the groups of one type do, and reads what they did for all who watch."""
+class TypeJournal:
+    """Records the changes of the groups of one type, and reads them for all watchers."""
 
     def __init__(self, registry: Registry, thing: Thing) -> None:
         self.watchers = 0
         self.thing = thing
         self._registry = registry
         self._groups: dict[str, Thing] = {}
-        self._listening: dict[str, ExitStack] = {}
-        self._noted: dict[str, int] = {}
+        self._subscriptions: dict[str, ExitStack] = {}
+        self._recorded: dict[str, int] = {}
         self._dirty: dict[str, int | None] = {}
-        self._next_look = 0
-        self._noted_at = monotonic()
+        self._next_poll = 0
+        self._recorded_at = monotonic()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._caught_up = False
         self._reads: dict[tuple[str, int, int], asyncio.Task[list[Notice[Instance]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._next_state: asyncio.Task[JournalState] | None = None
-        self._state_under_way: asyncio.Task[JournalState] | None = None
+        self._state_in_flight: asyncio.Task[JournalState] | None = None
 
     def start(self) -> None:
-        """Begin to follow the groups."""
+        """Start to follow the groups."""
         self._task = self._registry.store.errands.start(self._follow())
 
     async def stop(self) -> None:
-        """Follow them no more."""
+        """Stop following the groups."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    async def note(self, revisions: Mapping[str, int]) -> int:
-        """Note how far groups are; give the journal's revision after that."""
-        return await self._registry.journals.note(self.thing, revisions)
+    async def record(self, revisions: Mapping[str, int]) -> int:
+        """Record the revisions of groups; return the journal's revision after that."""
+        return await self._registry.journals.record(self.thing, revisions)
 
     async def state(self) -> JournalState:
-        """Read all groups as they are now, or a moment later; watchers who begin together share one read."""
+        """Read the state of all groups; watchers that start together share one read."""
         if self._next_state is None:
             self._next_state = self._registry.store.errands.start(self._read_state())
         return await asyncio.shield(self._next_state)
 
     async def _read_state(self) -> JournalState:
-        before, task = self._state_under_way, self._next_state
+        before, task = self._state_in_flight, self._next_state
         if before is not None:
-            await asyncio.wait([before])  # it may have begun before the position of who asks now
+            await asyncio.wait([before])  # that read may have started before this caller's position
         else:
             await asyncio.sleep(0)
-        self._next_state, self._state_under_way = None, task
+        self._next_state, self._state_in_flight = None, task
         try:
-            looks = await self._registry.looks(self.thing.namespace, self.thing.name)
-            looks = {group: look for group, look in looks.items() if look.revision}
-            return JournalState(looks, await self.note({group: look.revision for group, look in looks.items()}))
+            states = await self._registry.read_groups(self.thing.namespace, self.thing.name)
+            states = {group: state for group, state in states.items() if state.revision}
+            return JournalState(states, await self.record({group: state.revision for group, state in states.items()}))
         finally:
-            if self._state_under_way is task:
-                self._state_under_way = None
+            if self._state_in_flight is task:
+                self._state_in_flight = None
 
     async def catch_up(self) -> None:
-        """Note all that happened while nobody in this process watched."""
+        """Record the changes that happened while no watcher of this process was there."""
         if not self._caught_up:
-            await self._look_around()
+            await self._refresh()
 
     async def read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
-        """Give a group's changes after one revision until another, or its state if they are gone; watchers share it."""
+        """Give a group's changes between two revisions, or its state if they were trimmed; watchers share the read."""
         key = (group, after, until)
         task = self._reads.get(key)
         if task is None:
@@ -194,7 +194,7 @@ class Journal:
         return await asyncio.shield(task)
 
     def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[Notice[Instance]]]) -> None:
-        """Forget a read that failed, with its error; the next watcher reads again."""
+        """Drop a failed read, so that the next watcher reads again."""
         if (task.cancelled() or task.exception() is not None) and self._reads.get(key) is task:
             del self._reads[key]
 
@@ -204,9 +204,9 @@ class Journal:
         while True:
             page = await self._registry.feed.read(thing, after)
             if page.what != "same":
-                look = await self._registry.look(thing)
+                state = await self._registry.read_service(thing)
                 gone = Compacted(page.revision) if page.what == "compacted" else Reset(page.epoch, page.revision)
-                return [*found, gone, Snapshot(look.instances, look.revision, look.epoch)]
+                return [*found, gone, Snapshot(state.instances, state.revision, state.epoch)]
             found.extend(change for change in page.changes if change.revision <= until)
             if len(page.changes) < PAGE or page.changes[-1].revision >= until:
                 return found
@@ -218,27 +218,27 @@ class Journal:
             while True:
                 tick = loop.time() + TICK_SECONDS
                 try:
-                    await self._look_around()
-                    while await self._heard(tick):
+                    await self._refresh()
+                    while await self._wait_for_hint(tick):
                         async with self._turn:
-                            await self._note_dirty()
+                            await self._record_dirty()
                 except Closed:
                     return
                 except HeadgateError as error:
                     log.debug("cannot follow a type", thing=self.thing.tag, error=str(error))
                     await asyncio.sleep(PAUSE_SECONDS)
         finally:
-            for listening in self._listening.values():
-                listening.close()
+            for subscription in self._subscriptions.values():
+                subscription.close()
 
-    async def _look_around(self) -> None:
+    async def _refresh(self) -> None:
         async with self._turn:
             await self._find_groups()
-            await self._note_dirty()
+            await self._record_dirty()
             self._caught_up = True
 
-    async def _heard(self, until: float) -> bool:
-        """Wait for a hint; False when the time is over."""
+    async def _wait_for_hint(self, until: float) -> bool:
+        """Wait for a hint until a time; False on timeout."""
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
@@ -248,60 +248,62 @@ class Journal:
         return True
 
     async def _find_groups(self) -> None:
-        """Listen to groups that are new, and choose whom to look at although nothing was heard."""
+        """Subscribe to new groups, and choose groups to poll in case a hint was lost."""
         store = self._registry.store
-        listed = await self._registry.recent_groups.of(self.thing.namespace, self.thing.name)
+        listed = await self._registry.group_cache.get(self.thing.namespace, self.thing.name)
         for group, thing in listed.items():
             if group not in self._groups:
                 self._groups[group] = thing
                 self._dirty[group] = None
-                stack = self._listening[group] = ExitStack()
-                stack.enter_context(store.hints.listen(thing, "changes", partial(self._hear, group)))
+                stack = self._subscriptions[group] = ExitStack()
+                stack.enter_context(store.hints.listen(thing, "changes", partial(self._on_hint, group)))
         names = list(self._groups)
         if not store.hints.connected:
             self._dirty.update(dict.fromkeys(names))
             return
-        first = self._next_look if self._next_look < len(names) else 0
-        self._next_look = first + LOOKED_AT_A_TICK
-        self._dirty.update(dict.fromkeys(names[first : self._next_look]))
+        first = self._next_poll if self._next_poll < len(names) else 0
+        self._next_poll = first + POLLED_PER_TICK
+        self._dirty.update(dict.fromkeys(names[first : self._next_poll]))
         self._dirty.update(dict.fromkeys(self._groups.keys() - listed.keys()))
 
-    def _hear(self, group: str, words: str | None) -> None:
+    def _on_hint(self, group: str, words: str | None) -> None:
         before = self._dirty.get(group, 0)
         readable = words is not None and words.isdecimal()
-        # None: the group must be read.
+        # None means that the group's revision must be read.
         self._dirty[group] = max(int(words or 0), before) if readable and before is not None else None
         self._wake.set()
 
-    async def _note_dirty(self) -> None:
+    async def _record_dirty(self) -> None:
         dirty, self._dirty = self._dirty, {}
         try:
             turn = asyncio.Semaphore(READ_AT_ONCE)
 
-            async def head(group: str, heard: int | None) -> int:
-                if heard is not None:
-                    return heard
+            async def head(group: str, hinted: int | None) -> int:
+                if hinted is not None:
+                    return hinted
                 async with turn:
-                    return (await self._registry.feed.read(self._service(group), self._noted.get(group, 0), 1)).revision
+                    return (
+                        await self._registry.feed.read(self._service(group), self._recorded.get(group, 0), 1)
+                    ).revision
 
             heads = await asyncio.gather(*(head(*each) for each in dirty.items()))
             moved = {
                 group: revision
                 for group, revision in zip(dirty, heads, strict=True)
-                if revision != self._noted.get(group)
+                if revision != self._recorded.get(group)
             }
-            if moved or monotonic() - self._noted_at > REFRESH_SECONDS:
-                await self.note(moved)  # an empty note keeps the journal from going
-                self._noted_at = monotonic()
+            if moved or monotonic() - self._recorded_at > REFRESH_SECONDS:
+                await self.record(moved)  # an empty call keeps the journal from expiring
+                self._recorded_at = monotonic()
         except HeadgateError:
             self._dirty = dirty | self._dirty
             raise
         for group, revision in moved.items():
-            self._noted[group] = revision
-            if not revision:  # emptied and forgotten
-                self._noted.pop(group)
+            self._recorded[group] = revision
+            if not revision:  # the group is empty and was deleted
+                self._recorded.pop(group)
                 self._groups.pop(group, None)
-                self._listening.pop(group, ExitStack()).close()
+                self._subscriptions.pop(group, ExitStack()).close()
 
     def _service(self, group: str) -> Thing:
         return self._registry.service(self.thing.namespace, self.thing.name, group)
@@ -310,6 +312,6 @@ class Journal:
 def _batches(revisions: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]:
     rest = iter(sorted(revisions))
     batches = []
-    while batch := list(islice(rest, NOTED_AT_ONCE)):
+    while batch := list(islice(rest, MOST_PER_CALL)):
         batches.append(batch)
     return batches or [[]]

@@ -1,8 +1,8 @@
-"""A lock that is held: renewed by itself, and its holder is told when it is not.
+"""A held lock renews itself, and tells its holder when it is lost.
 
-The lease ends in the store at least one TTL after the last renewal was sent. We count from before it was sent, by our own monotonic
-clock, and give up a margin earlier still: then `lost` is set and the block is cancelled while nobody else can have
-the lock yet. A process that slept through that moment is told at its next look: `fence` raises instead of giving the number.
+The lease ends in the store at least one TTL after the last renewal was sent. We count from before it was sent, by our own
+monotonic clock, and stop a margin earlier: then `lost` is set and the block is cancelled while nobody else can have the
+lock yet. A process that was suspended at that moment finds out at its next use: `fence` raises instead of returning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable
 from headgate.locks import metrics
-from headgate.locks.model import Grant, LockLost, NotHolder, QuorumLost
+from headgate.locks.model import Grant
+from headgate.locks.problems import LockLost, NotHolder, QuorumLost
 
 DRIFT: Final = 0.01
 MARGIN: Final = 0.1
@@ -27,29 +28,29 @@ log = get_logger()
 
 
 class LeaseKeeper(Protocol):
-    """Where a held lock is renewed and given back."""
+    """Renews and releases held locks."""
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more; raises NotHolder, or StoreUnavailable at the deadline."""
+        """Extend the lease to one TTL from now; raises NotHolder, or StoreUnavailable at the deadline."""
 
     async def release(self, grant: Grant) -> None:
-        """Give the lock back; raises NotHolder."""
+        """Release the lock; raises NotHolder."""
 
     def leave(self, grant: Grant) -> None:
-        """Give back whatever is still held, in the background and without complaint."""
+        """Release whatever is still held, in the background, ignoring errors."""
 
     def start(self, held: Held) -> None:
-        """Begin to look after a lock: it is ours now."""
+        """Start to keep track of a held lock."""
 
     def end(self, held: Held) -> None:
-        """Look after it no more."""
+        """Stop keeping track of it."""
 
     def spawn(self, held: Held) -> None:
-        """Run `held.renew()` beside the holder."""
+        """Run `held.renew()` in a background task."""
 
 
 class Held:
-    """One holding of a lock; `async with held:` gives it back and cancels the block when it is lost."""
+    """A held lock; `async with held:` releases it at the end, and cancels the block when the lock is lost."""
 
     def __init__(self, grant: Grant, keeper: LeaseKeeper) -> None:
         self.grant = grant
@@ -63,46 +64,46 @@ class Held:
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._cancelled = False
-        ttl = grant.want.ttl
+        ttl = grant.request.ttl
         self._margin = min(max(ttl * MARGIN, LEAST_MARGIN), MOST_MARGIN)
         keeper.start(self)
-        first = self._sent + ttl / RENEWALS_PER_TTL if grant.want.renew else self.lost_at
+        first = self._sent + ttl / RENEWALS_PER_TTL if grant.request.renew else self.lost_at
         self._timer: asyncio.TimerHandle = self._loop.call_at(first, self._tick)
 
     @property
     def name(self) -> str:
-        """Give the lock's name."""
-        return self.grant.want.name
+        """The lock's name."""
+        return self.grant.request.name
 
     @property
     def holder(self) -> str:
-        """Give the name of this holding, with which it can be renewed and released."""
+        """The name of this holder, with which the lock can be renewed and released."""
         return self.grant.holder
 
     @property
     def fence(self) -> int:
-        """Give the number that grows with every acquisition; raises LockLost once the lock can no longer be trusted."""
+        """The number that grows with every acquisition; raises LockLost once the lock can no longer be trusted."""
         self.check()
         return self.grant.fence
 
     @property
     def headers(self) -> dict[str, str]:
-        """Give the HTTP headers that a guarded resource wants to see."""
+        """The HTTP headers that a guarded resource checks."""
         return {"X-Fence-Lock": self.name, "X-Fence": str(self.fence)}
 
     @property
     def lost_at(self) -> float:
-        """Give the monotonic time at which the lock is given up as lost, unless it is renewed before."""
-        ttl = self.grant.want.ttl
+        """The monotonic time at which the lock counts as lost, unless it is renewed before."""
+        ttl = self.grant.request.ttl
         return self._sent + ttl * (1 - DRIFT) - self._margin
 
     @property
     def lease_ends(self) -> float:
-        """Give the monotonic time before which nobody else can have the lock."""
-        return self._sent + self.grant.want.ttl * (1 - DRIFT)
+        """The monotonic time before which nobody else can have the lock."""
+        return self._sent + self.grant.request.ttl * (1 - DRIFT)
 
     def check(self) -> None:
-        """Raise LockLost if the lock was lost or its end has passed, even if nobody could say so yet."""
+        """Raise LockLost if the lock was lost or its lease has ended, even if no timer has fired yet."""
         self._look()
         if self.lost.is_set():
             raise LockLost(f"The lock {self.name} was lost: {self.reason}.")
@@ -113,7 +114,7 @@ class Held:
         self._task = asyncio.current_task()
         if self._task is not None:
             self._cancelling = self._task.cancelling()
-        self._look()  # the answer may have come too late
+        self._look()  # the grant may have arrived too late
         if self.lost.is_set():
             self._end()
             self._keeper.leave(self.grant)
@@ -133,18 +134,18 @@ class Held:
                 raise LockLost(f"The lock {self.name} was lost: {self.reason}.") from error
             return
         if self._ended:
-            return  # given back inside the block, and its caller told how that went
+            return  # released inside the block
         try:
             await self.release()
         except NotHolder as refused:
             if kind is None:
                 raise LockLost(f"The lock {self.name} was lost: {refused}") from refused
         except (StoreUnavailable, QuorumLost) as trouble:
-            # The work is done; the lock ends by itself at the latest with its lease.
+            # The block is done; the lock ends with its lease at the latest.
             log.warning("lock not given back yet", lock=self.name, error=str(trouble))
 
     async def release(self) -> None:
-        """Give the lock back; raises NotHolder if it was not ours any more."""
+        """Release the lock; raises NotHolder if another has it."""
         if self._ended:
             raise NotHolder(f"The lock {self.name} was given back already.")
         self._end()
@@ -158,8 +159,8 @@ class Held:
             raise
 
     async def renew(self) -> None:
-        """Renew until it succeeds or the lock is lost; the keeper runs this."""
-        pause = self.grant.want.ttl / 50
+        """Retry the renewal until it succeeds or the lock is lost; the keeper runs this."""
+        pause = self.grant.request.ttl / 50
         while self._active():
             sent = self._loop.time()
             try:
@@ -178,11 +179,11 @@ class Held:
             self._sent = max(self._sent, sent)
             if self._active():
                 self._timer.cancel()
-                self._timer = self._loop.call_at(sent + self.grant.want.ttl / RENEWALS_PER_TTL, self._tick)
+                self._timer = self._loop.call_at(sent + self.grant.request.ttl / RENEWALS_PER_TTL, self._tick)
             return
 
     def lose(self, reason: str) -> None:
-        """Tell the holder that the lock is not its own any more, and cancel its block."""
+        """Mark the lock as lost and cancel the holder's block."""
         if self._ended or self.lost.is_set():
             return
         self.reason = reason
@@ -190,13 +191,13 @@ class Held:
         self._timer.cancel()
         metrics.LOST.labels(reason.replace(" ", "_")).inc()
         log.warning("lock lost", lock=self.name, fence=self.grant.fence, reason=reason)
-        # A holder who finds it out itself is told by the exception; a cancellation would hit it later, outside the block.
+        # A holder that calls this itself gets the exception; a cancellation would hit it later, outside the block.
         if self._task is not None and self._task is not _running_task():
             self._cancelled = self._task.cancel()
 
     def _look(self) -> None:
-        """Lose the lock if its end has passed and nobody could say so yet."""
-        # Not the loop's time: some loops read the clock only between two callbacks, and this one may have blocked.
+        """Mark the lock as lost if its lease has ended and no timer has fired yet."""
+        # Not the loop's time: some loops read the clock only between callbacks, and this callback may have blocked.
         if self._active() and monotonic() >= self.lost_at:
             self.lose("not renewed in time")
 
@@ -210,7 +211,7 @@ class Held:
             self.lose("not renewed in time")
             return
         self._timer = self._loop.call_at(self.lost_at, self._tick)
-        if self.grant.want.renew:
+        if self.grant.request.renew:
             self._keeper.spawn(self)
 
     def _end(self) -> None:
@@ -222,5 +223,5 @@ class Held:
 
 
 def _running_task() -> asyncio.Task[object] | None:
-    """Give the task that runs now; None in a callback of the loop."""
+    """Give the running task; None in a callback of the loop."""
     return asyncio.current_task()

@@ -1,7 +1,7 @@
-"""Spending tickets so that a second try after an unknown outcome is the same attempt.
+"""Redeems tickets so that a retry after an unknown outcome is idempotent.
 
-When the store's answer is lost, the ticket may have been spent for the session that we named. Its owner, told to try again, must
-not find the ticket used: the next handshake with it names the same session again, and the store gives the same answer.
+When the store's answer is lost, the ticket may have been redeemed for the session that we named. The player's next
+handshake must not find the ticket used: it names the same session again, and the store gives the same answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headgate.arena.door import SeatService
+from headgate.arena.handshake import SeatService
 from headgate.kit.ids import new_uuid
 from headgate.kit.problems import StoreUnavailable
 from headgate.waiting_room.model import Redeemed
@@ -18,20 +18,20 @@ from headgate.waiting_room.problems import TicketUsed
 MOST_UNKNOWN: Final = 10_000
 
 
-class Redeems:
-    """The redeems of one server."""
+class TicketRedeemer:
+    """Redeems tickets of one server."""
 
     def __init__(self, seats: SeatService) -> None:
         self._seats = seats
-        self._under_way: set[str] = set()
+        self._in_flight: set[str] = set()
         self._unknown: dict[str, str] = {}
 
     async def redeem(self, ticket_id: str) -> Redeemed:
-        """Spend a ticket for a session of its own; of several who show it at once, one may try."""
-        if ticket_id in self._under_way:
+        """Redeem a ticket for a new session; of concurrent handshakes with the same ticket only one is tried."""
+        if ticket_id in self._in_flight:
             raise TicketUsed("Somebody else shows this ticket at this moment; it lets one in, once.")
         session_id = self._unknown.pop(ticket_id, None) or new_uuid()
-        self._under_way.add(ticket_id)
+        self._in_flight.add(ticket_id)
         try:
             return await self._seats.redeem(ticket_id, session_id)
         except (StoreUnavailable, asyncio.CancelledError):
@@ -40,4 +40,4 @@ class Redeems:
             self._unknown[ticket_id] = session_id
             raise
         finally:
-            self._under_way.discard(ticket_id)
+            self._in_flight.discard(ticket_id)

@@ -1,9 +1,9 @@
-"""The waiters of one lock in this process: one listener and one timer for all of them.
+"""The waiters of one lock in this process, with one subscription and one timer for all of them.
 
-Nobody asks the store again before it has a reason to: a hint that it is its turn, or a timer. Only the first of this process
-has a timer, since nobody behind it can be served before it. The timer is set for the moment the lock opens at the latest
-(the lease's end, as last heard), plus one grace for each process ahead that may be dead. So a lost hint makes a
-waiter late and never lost.
+A waiter asks the store again only on a hint that it is its turn, or on a timer. Only the first waiter of this process has
+a timer, since nobody behind it can be served before it. The timer is set for the latest moment at which the lock opens
+(the lease's end, as last known), plus one grace for each process ahead that may be dead. So a lost hint delays a waiter,
+but never loses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDING: Final = 0.003
 
 
 class LockWaiter:
-    """One who waits; `called` is set when it should ask the store again, or has been given the lock (then with `fence`)."""
+    """One waiter; `called` is set when it should ask the store again, or was granted the lock (then with `fence`)."""
 
     __slots__ = ("ahead", "called", "fence", "holder", "place", "sent")
 
@@ -37,31 +37,31 @@ class LockWaiter:
         return self.place < other.place
 
 
-class LockLine:
-    """Waiters by place; it exists as long as somebody attends it."""
+class WaiterList:
+    """Waiters ordered by place; it exists while it has users."""
 
-    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[LockLine], None]) -> None:
+    def __init__(self, store: Store, thing: Thing, grace: float, on_empty: Callable[[WaiterList], None]) -> None:
         self.thing = thing
         self._grace = grace
         self._on_empty = on_empty
         self._loop = asyncio.get_running_loop()
         self._waiters: list[LockWaiter] = []
-        self._by_holder: dict[str, list[LockWaiter]] = {}  # a client may ask more than once in one name
+        self._by_holder: dict[str, list[LockWaiter]] = {}  # a client may send several requests under one name
         self._attending = 0
         self._missed = False
         self._opens_at = self._loop.time()
         self._as_of = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0  # not every loop's timers know it
+        self._timer_at = 0.0  # not every loop's timers have `when()`
         self._listening = ExitStack()
         self._listening.enter_context(store.hints.listen(thing, "events", self._on_hint))
 
     def attend(self) -> None:
-        """Keep the line alive while somebody asks for a place in it."""
+        """Keep the list alive while a caller uses it."""
         self._attending += 1
 
     def depart(self) -> None:
-        """End what `attend` began."""
+        """End the use that `attend` began."""
         self._attending -= 1
         if not self._attending:
             self._listening.close()
@@ -70,7 +70,7 @@ class LockLine:
             self._on_empty(self)
 
     def add(self, waiter: LockWaiter) -> None:
-        """Put one in line by its place."""
+        """Insert a waiter by its place."""
         insort(self._waiters, waiter)
         self._by_holder.setdefault(waiter.holder, []).append(waiter)
         metrics.WAITING.inc()
@@ -80,7 +80,7 @@ class LockLine:
         self._arm()
 
     def remove(self, waiter: LockWaiter) -> None:
-        """Take one out of the line."""
+        """Remove a waiter."""
         self._waiters.remove(waiter)
         same = self._by_holder[waiter.holder]
         same.remove(waiter)
@@ -90,22 +90,22 @@ class LockLine:
         self._arm()
 
     def is_first(self, waiter: LockWaiter) -> bool:
-        """Tell whether nobody of this process stands before this one."""
+        """Whether a waiter is the first of this process."""
         return self._waiters[0] is waiter
 
     def hand(self, holder: str, fence: int, sent: float) -> None:
-        """Tell one that a release of this process, sent at that time, gave it the lock; with fence 0, that it should ask."""
+        """Give a waiter the lock that a release of this process passed on; with fence 0 the waiter should ask the store."""
         for waiter in self._by_holder.get(holder, ()):
             waiter.fence, waiter.sent = fence, sent
             waiter.called.set()
 
     def call_all(self) -> None:
-        """Have everybody ask again."""
+        """Make all waiters ask again."""
         for waiter in self._waiters:
             waiter.called.set()
 
     def learn(self, as_of: int, opens_in: float) -> None:
-        """Take news of when the lock opens, unless it is older than what we know."""
+        """Update when the lock opens, unless the news is older than what we know."""
         if as_of >= self._as_of:
             self._as_of = as_of
             self._opens_at = self._loop.time() + opens_in
@@ -113,7 +113,7 @@ class LockLine:
 
     def _on_hint(self, words: str | None) -> None:
         if words is None:
-            # Something may have been missed: the first of us looks, and the others are behind it.
+            # A hint may have been missed: only the first waiter asks, since the others are behind it.
             if self._waiters:
                 self._waiters[0].called.set()
             else:
@@ -128,7 +128,7 @@ class LockLine:
                 for waiter in self._waiters:
                     if waiter.place >= int(rest[1]):
                         break
-                    waiter.called.set()  # passed over: it asks for its old place
+                    waiter.called.set()  # it was passed over, and asks for its old place
             case _:
                 self.learn(int(as_of), int(rest[0]) / 1000)
 
@@ -144,7 +144,7 @@ class LockLine:
         self.learn(as_of, 0.0)
 
     def _arm(self) -> None:
-        """Set the timer for the first waiter; one that is set earlier stays and is looked at again when it fires."""
+        """Set the timer for the first waiter; an earlier timer stays and is checked again when it fires."""
         if not self._waiters:
             return
         due = self._due()
@@ -164,5 +164,5 @@ class LockLine:
         if self._loop.time() < self._due():
             self._arm()
         else:
-            # Whoever is called asks, and what it hears sets the timer again.
+            # The waiter asks the store, and the reply sets the timer again.
             self._waiters[0].called.set()

@@ -1,4 +1,4 @@
-"""One server of a quorum: reached in its own time, and silent for a while after it may have forgotten its votes."""
+"""One server of a quorum: connects on its own, and does not vote for a while after it may have lost its votes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
-from headgate.locks.model import LockState, Want, read_state
+from headgate.locks.model import LockRequest, LockState, decode_state
 from headgate.store import Store, StoreSettings, Thing, open_store, script
 from headgate.store.client.address import StoreKind, parse_address
 from headgate.store.client.link import read_info
@@ -25,7 +25,7 @@ log = get_logger()
 
 
 class Vote:
-    """What one server said: its number if it voted for us, else how long somebody else still has its vote."""
+    """A server's answer: the number of its vote for us, or how long another holder still has its vote."""
 
     __slots__ = ("left", "number")
 
@@ -35,7 +35,7 @@ class Vote:
 
 
 class Voter:
-    """A server that votes; `store` is None until it was reached for the first time."""
+    """A server that votes; `store` is None until it is connected for the first time."""
 
     def __init__(self, url: str, prefix: str, longest_ttl: float) -> None:
         address = parse_address(url)
@@ -51,7 +51,7 @@ class Voter:
         self._opened = asyncio.Event()
 
     async def keep(self) -> None:
-        """Reach the server and stay connected for as long as this runs."""
+        """Connect to the server and stay connected while this runs."""
         while True:
             try:
                 async with open_store(self._settings, wait_seconds=OPEN_SECONDS) as store:
@@ -70,25 +70,25 @@ class Voter:
                 self.store = None
 
     async def opened(self) -> None:
-        """Wait until the server was reached for the first time."""
+        """Wait for the first connection."""
         await self._opened.wait()
 
     def thing(self, namespace: str, name: str) -> Thing:
-        """Name the thing that the lock's vote is on this server."""
+        """Give the address of the lock's vote on this server."""
         return self.reached.thing("vote", namespace, name)
 
     @property
     def reached(self) -> Store:
-        """Give the server's store; raises StoreUnavailable while it was never reached."""
+        """The server's store; raises StoreUnavailable before the first connection."""
         if self.store is None:
             raise StoreUnavailable(f"{self.name} cannot be reached: {self.trouble}.")
         return self.store
 
-    async def vote(self, want: Want, holder: str, floor: int, deadline: float) -> Vote:
+    async def vote(self, request: LockRequest, holder: str, floor: int, deadline: float) -> Vote:
         """Ask for this server's vote; raises StoreUnavailable when it does not answer or may not vote."""
         store = self.reached
-        thing = self.thing(want.namespace, want.name)
-        reply = await store.run(VOTE, thing, holder, want.ttl_ms, floor, KEEP_MS, want.label, deadline=deadline)
+        thing = self.thing(request.namespace, request.name)
+        reply = await store.run(VOTE, thing, holder, request.ttl_ms, floor, KEEP_MS, request.label, deadline=deadline)
         given, number, replication_id = cast("tuple[int, bytes, bytes]", reply)
         if not given:
             return Vote(left=int(number) / 1000)
@@ -98,16 +98,16 @@ class Voter:
         return Vote(int(number))
 
     async def unvote(self, namespace: str, name: str, holder: str, deadline: float) -> None:
-        """Take this server's vote back."""
+        """Withdraw this server's vote."""
         await self.reached.run(UNVOTE, self.thing(namespace, name), holder, deadline=deadline)
 
     async def show(self, namespace: str, name: str, deadline: float) -> LockState:
-        """Tell how this server's vote stands."""
+        """Give the state of the lock on this server."""
         reply = await self.reached.run(SHOW, self.thing(namespace, name), deadline=deadline)
-        return read_state(name, reply)
+        return decode_state(name, reply)
 
     async def state(self, deadline: float) -> str:
-        """Say whether this server votes: voting, silent (it restarted lately), or away."""
+        """Give this server's state: voting, silent (restarted lately) or away."""
         try:
             store = self.reached
             thing = self.thing("default", "health")
@@ -119,10 +119,10 @@ class Voter:
         return "silent" if silent > 0 else "voting"
 
     async def _silent_for(self, store: Store, replication_id: str, deadline: float) -> float:
-        """Tell for how long this life of the server may not vote: one longest TTL from its start.
+        """Give how long this run of the server may not vote yet: one longest TTL from its start.
 
-        Unless it has forgotten nothing: it has the mark of a server that voted before, and loses no write. What takes
-        the place of a dead server has no mark.
+        It may vote at once if it has lost nothing: it has the mark of a server that voted before, and syncs every write. A
+        replacement of a dead server has no mark.
         """
         loop = asyncio.get_running_loop()
         thing = self.thing("default", "health")
@@ -143,7 +143,7 @@ class Voter:
 
 
 async def _loses_nothing(store: Store, thing: Thing, deadline: float) -> bool:
-    """Tell whether every write is on disk before it is answered; where CONFIG is denied we cannot know."""
+    """Whether every write is on disk before it is answered; False where CONFIG is denied."""
     info = read_info(await store.read(thing, "INFO", "persistence", deadline=deadline))
     if info.get("aof_enabled") != "1":
         return False

@@ -1,7 +1,7 @@
-"""Probes: really asking an instance whether it is there, over HTTP, TCP, gRPC or WebSocket.
+"""Probes check whether an instance responds, over HTTP, TCP, gRPC or WebSocket.
 
-A probe goes only where the settings allow, to the very address that was looked at, so that no name can lead it elsewhere
-between the look and the call.
+A probe connects only to networks that the settings allow, and to the very address that was checked, so that a changed
+DNS answer cannot redirect it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.registry import metrics
 from headgate.registry.model import Check, CheckKind, Instance
+from headgate.registry.problems import ProbeForbidden
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store
 
@@ -38,14 +39,8 @@ _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 log = get_logger()
 
 
-class ProbeForbidden(HeadgateError):
-    """Health checks may not reach this address; see registry.probe_networks."""
-
-    code, status = "probe_forbidden", 422
-
-
 class ProbeTarget(msgspec.Struct, frozen=True):
-    """Where a probe goes and how it asks."""
+    """The address and protocol of a probe."""
 
     kind: CheckKind
     scheme: str
@@ -55,7 +50,7 @@ class ProbeTarget(msgspec.Struct, frozen=True):
 
 
 class Prober:
-    """Makes probes; one per process."""
+    """Makes probes, with a limit on how many run at once; one per process."""
 
     def __init__(
         self,
@@ -68,55 +63,55 @@ class Prober:
         self.at_once = at_once
         self._networks = [ipaddress.ip_network(network) for network in networks]
         self._forbidden = forbidden
-        self._turn = asyncio.Semaphore(at_once)
-        self._given_trust = trust
+        self._slots = asyncio.Semaphore(at_once)
+        self._ssl_context_given = trust
 
     @cached_property
-    def _trust(self) -> ssl.SSLContext:
-        """Load the authorities we trust when the first certificate is to be checked: that takes a while."""
-        return self._given_trust or ssl.create_default_context()
+    def _ssl_context(self) -> ssl.SSLContext:
+        """Load the trusted certificates on first use, because loading takes long."""
+        return self._ssl_context_given or ssl.create_default_context()
 
     async def healthy(self, instance: Instance, check: Check | None = None) -> bool:
-        """Ask an instance, by its check or else by its protocol and port; False for any failure."""
+        """Probe an instance by its check, or by its protocol and port; False on any failure."""
         timeout = check.timeout_seconds if check else DISCOVERY_TIMEOUT
         kind = check.kind if check else _KINDS.get(instance.protocol.lower(), CheckKind.TCP)
         outcome = False
-        async with self._turn:
+        async with self._slots:
             try:
                 target = target_of(instance, check)
                 async with asyncio.timeout(timeout):
-                    outcome = target is not None and await self._ask(target)
-            except Exception as error:  # noqa: BLE001  # whatever strangers make of an address or an answer: it has failed
+                    outcome = target is not None and await self._probe(target)
+            except Exception as error:  # noqa: BLE001  # addresses and answers come from outside: any failure means unhealthy
                 log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
         metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
         return outcome
 
-    async def choose(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
-        """Keep those that answer a probe now, all asked side by side within one time limit."""
-        asking = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
+    async def answering(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
+        """Keep the instances that answer a probe now; all are probed concurrently within one time limit."""
+        probes = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
         try:
-            if asking:
-                await asyncio.wait(asking, timeout=seconds)
-            return [instance for instance, task in zip(instances, asking, strict=True) if task.done() and task.result()]
+            if probes:
+                await asyncio.wait(probes, timeout=seconds)
+            return [instance for instance, task in zip(instances, probes, strict=True) if task.done() and task.result()]
         finally:
-            for task in asking:
+            for task in probes:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*probes, return_exceptions=True)
 
-    async def _ask(self, target: ProbeTarget) -> bool:
-        """Ask at each address that the name has, until one can be reached."""
+    async def _probe(self, target: ProbeTarget) -> bool:
+        """Try each address of the host until one can be reached."""
         addresses = await _addresses(target.host, target.port)
         for address in addresses:
             await self._refuse(target, address)
         for address in addresses[:-1]:
             with suppress(OSError, httpx2.ConnectError):
-                return await self._ask_at(target, address)
-        return await self._ask_at(target, addresses[-1])
+                return await self._probe_at(target, address)
+        return await self._probe_at(target, addresses[-1])
 
-    async def _ask_at(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_at(self, target: ProbeTarget, address: str) -> bool:
         match target.kind:
             case CheckKind.HTTP:
-                return await self._ask_http(target, address)
+                return await self._probe_http(target, address)
             case CheckKind.TCP:
                 _, writer = await asyncio.open_connection(address, target.port)
                 writer.close()
@@ -124,12 +119,12 @@ class Prober:
                     await writer.wait_closed()
                 return True
             case CheckKind.GRPC:
-                return await _ask_grpc(address, target.port)
+                return await _probe_grpc(address, target.port)
             case CheckKind.WEBSOCKET:
-                return await self._ask_websocket(target, address)
+                return await self._probe_websocket(target, address)
 
     async def _refuse(self, target: ProbeTarget, address: str) -> None:
-        """Refuse an address outside the allowed networks, and the store's by whatever name."""
+        """Refuse addresses outside the allowed networks, and those of the store."""
         ip = _ip(address)
         if not any(ip in network for network in self._networks if network.version == ip.version):
             raise ProbeForbidden(f"Health checks may not reach {address}; see registry.probe_networks.")
@@ -140,10 +135,10 @@ class Prober:
             if ip in theirs or (ip.is_loopback and any(each.is_loopback for each in theirs)):
                 raise ProbeForbidden("Health checks may not reach the store.")
 
-    async def _ask_http(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_http(self, target: ProbeTarget, address: str) -> bool:
         host = f"[{address}]" if ":" in address else address
-        trust = self._trust if target.scheme == "https" else False
-        # No time limits of their own here and below: the check has one.
+        trust = self._ssl_context if target.scheme == "https" else False
+        # No timeouts here and below: the check has one.
         async with httpx2.AsyncClient(verify=trust, timeout=None, follow_redirects=False, trust_env=False) as client:
             request = client.build_request(
                 "GET",
@@ -157,9 +152,9 @@ class Prober:
             finally:
                 await response.aclose()
 
-    async def _ask_websocket(self, target: ProbeTarget, address: str) -> bool:
+    async def _probe_websocket(self, target: ProbeTarget, address: str) -> bool:
         uri = f"{target.scheme}://{target.host}:{target.port}{target.path}"
-        trust = self._trust if target.scheme == "wss" else None
+        trust = self._ssl_context if target.scheme == "wss" else None
         connection = await connect(
             uri, host=address, port=target.port, proxy=None, ssl=trust, open_timeout=None, close_timeout=1
         )
@@ -177,8 +172,8 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
-async def _ask_grpc(address: str, port: int) -> bool:
-    """Ask the gRPC health protocol for the server as a whole; an open port that is NOT_SERVING is unhealthy."""
+async def _probe_grpc(address: str, port: int) -> bool:
+    """Call the gRPC health protocol for the whole server; NOT_SERVING is unhealthy."""
     try:
         import grpc
     except ImportError as error:
@@ -195,12 +190,12 @@ async def _ask_grpc(address: str, port: int) -> bool:
 
 
 def prober_for(store: Store, settings: RegistrySettings) -> Prober:
-    """Make the prober of a process: it reaches the networks that the settings allow, and never the store."""
+    """Make the prober of a process: it may reach the networks of the settings, but not the store."""
     return Prober(settings.probe_networks, forbidden=store.route.nodes, at_once=settings.probe_at_once)
 
 
 def target_of(instance: Instance, check: Check | None) -> ProbeTarget | None:
-    """Say where to ask: the check's own address, or the instance's; None if there is nowhere to."""
+    """Give the address to probe: the check's own, or the instance's; None if it has none."""
     protocol = instance.protocol.lower()
     kind = check.kind if check else _KINDS.get(protocol, CheckKind.TCP)
     if check and check.url and not check.url.startswith("/"):
