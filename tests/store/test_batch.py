@@ -278,7 +278,7 @@ async def test_whoever_waits_when_the_store_is_closed_is_told(server: Standalone
                 seat.directly = lambda done: told.append(isinstance(done.exception(), Closed))
             await asyncio.sleep(0.01)
         assert told == [True] * 10
-        assert not store.errands._tasks
+        assert not store.tasks._tasks
         assert batch._lanes == {}
 
 

@@ -19,7 +19,8 @@ import msgspec
 
 from headgate.kit import logs, metrics
 from headgate.kit.logs import get_logger
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import Closed, HeadgateError
+from headgate.kit.tasks import Tasks
 
 STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
@@ -73,22 +74,18 @@ class Life:
 
     async def run(self, main: Coroutine[Any, Any, object]) -> None:
         """Run `main` until it ends; once quiet, it has the deadline to end by itself and is then cancelled."""
-        task = asyncio.ensure_future(main)
-        quiet = asyncio.ensure_future(self.quiet.wait())
-        try:
+        async with Tasks() as tasks:
+            task = tasks.start(main)
+            quiet = tasks.start(self.quiet.wait())
             await asyncio.wait((task, quiet), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                stop = asyncio.ensure_future(self._stop.wait())
+                stop = tasks.start(self._stop.wait())
                 await asyncio.wait((task, stop), timeout=self.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
             if task.done():
                 await task
-        finally:
-            quiet.cancel()
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+                return
+        with suppress(Closed):  # it was cancelled at the deadline; another error is raised
+            await task
 
 
 async def run_jobs(jobs: Sequence[Job], quiet: asyncio.Event) -> None:
@@ -109,18 +106,12 @@ async def _repeat(job: Job, quiet: asyncio.Event) -> None:
 
 async def _keep(job: Job, quiet: asyncio.Event) -> None:
     while not quiet.is_set():
-        step = asyncio.ensure_future(_step(job))
-        ended = asyncio.ensure_future(quiet.wait())
-        try:
-            await asyncio.wait((step, ended), return_when=asyncio.FIRST_COMPLETED)
+        async with Tasks() as tasks:
+            step = tasks.start(_step(job))
+            await asyncio.wait((step, tasks.start(quiet.wait())), return_when=asyncio.FIRST_COMPLETED)
             if job.finish is not None and quiet.is_set():
                 job.finish()
                 await asyncio.wait((step,))
-        finally:
-            ended.cancel()
-            step.cancel()
-            with suppress(asyncio.CancelledError):
-                await step
         await _pause(quiet, _RESTART_SECONDS)
 
 

@@ -12,9 +12,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from headgate.kit.aside import Aside
 from headgate.kit.problems import Closed, HeadgateError
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress, Tasks
 from headgate.locks import metrics
 from headgate.locks.held import Held
 from headgate.locks.model import AlreadyHeld, Grant, LockHeld, LockNames, LockState, Want
@@ -33,8 +32,8 @@ class LockSource(ABC):
         self.names = LockNames()
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
-        self._aside = Aside()
-        self._asking = Underway()
+        self._tasks = Tasks()
+        self._calls = CallsInProgress()
         self._closing = False
         self._closed = False
 
@@ -84,7 +83,7 @@ class LockSource(ABC):
     async def take(self, want: Want, holder: str) -> Grant:
         """Take a lock for a holder, unless this source closes; if it does so meanwhile, it waits for what is given here."""
         self._refuse_when_closing()
-        with self._asking:
+        with self._calls:
             grant = await self.grant(want, holder)
             if self._closing:
                 # Nobody would look after it any more.
@@ -107,7 +106,7 @@ class LockSource(ABC):
 
     async def release(self, grant: Grant) -> None:
         """Give a lock back; if this source closes meanwhile, it waits for that."""
-        with self._asking:
+        with self._calls:
             await self.hand_back(grant)
 
     @abstractmethod
@@ -162,7 +161,7 @@ class LockSource(ABC):
 
     def beside(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run something beside the caller; it ends at the latest when this source is closed."""
-        return self._aside.start(work)
+        return self._tasks.start(work)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,8 +183,8 @@ class LockSource(ABC):
             self.leave(held.grant)
         self.dismiss()
         # An answer may be on its way, and what it gives must be given back.
-        await self._asking.over(CLOSE_SECONDS)
-        await self._aside.close(CLOSE_SECONDS)
+        await self._calls.finished(CLOSE_SECONDS)
+        await self._tasks.close(CLOSE_SECONDS)
         self._closed = True
 
 

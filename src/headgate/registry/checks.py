@@ -11,6 +11,7 @@ import msgspec
 from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.registry.alerts import Alerts
 from headgate.registry.health import Prober
 from headgate.registry.model import Check, Instance
@@ -71,23 +72,22 @@ class Checker:
         trials = [_trial(*words[i : i + 4]) for i in range(0, len(words), 4)]
         if trials:
             self._under_way += len(trials)
-            self._registry.store.errands.start(self._make(thing, trials))
+            self._registry.store.tasks.start(self._make(thing, trials))
 
     async def _make(self, thing: Thing, trials: list[CheckRun]) -> None:
         """Make checks side by side; what they find is noted as it comes, those that end together in one call."""
-        asking = {asyncio.ensure_future(self._prober.healthy(trial.instance, trial.check)): trial for trial in trials}
-        try:
-            while asking:
-                await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(GATHERING_SECONDS)
-                ended = [task for task in asking if task.done()]
-                found = [(asking.pop(task), task.result()) for task in ended]
-                self._under_way -= len(found)
-                await self._note(thing, found)
-        finally:
-            self._under_way -= len(asking)
-            for task in asking:
-                task.cancel()
+        async with Tasks() as tasks:
+            asking = {tasks.start(self._prober.healthy(trial.instance, trial.check)): trial for trial in trials}
+            try:
+                while asking:
+                    await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(GATHERING_SECONDS)
+                    ended = [task for task in asking if task.done()]
+                    found = [(asking.pop(task), task.result()) for task in ended]
+                    self._under_way -= len(found)
+                    await self._note(thing, found)
+            finally:
+                self._under_way -= len(asking)
 
     async def _note(self, thing: Thing, found: list[tuple[CheckRun, bool]]) -> None:
         settings = self._registry.settings

@@ -87,7 +87,7 @@ class RecentGroups:
         """Give the groups of a type that may exist."""
         read_at, listing = self._lists.get(namespace, (0.0, None))
         if listing is None or monotonic() - read_at > RECENT_SECONDS:
-            listing = self._store.errands.start(self._index.list(namespace))
+            listing = self._store.tasks.start(self._index.list(namespace))
             if len(self._lists) > REMEMBERED_NAMESPACES:
                 self._lists.clear()
             self._lists[namespace] = (monotonic(), listing)

@@ -22,6 +22,7 @@ from websockets.asyncio.client import connect
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.registry import metrics
 from headgate.registry.model import Check, CheckKind, Instance
 from headgate.registry.settings import RegistrySettings
@@ -93,15 +94,11 @@ class Prober:
 
     async def choose(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
         """Keep those that answer a probe now, all asked side by side within one time limit."""
-        asking = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
-        try:
+        async with Tasks() as tasks:
+            asking = [tasks.start(self.healthy(instance, instance.check)) for instance in instances]
             if asking:
                 await asyncio.wait(asking, timeout=seconds)
             return [instance for instance, task in zip(instances, asking, strict=True) if task.done() and task.result()]
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _ask(self, target: ProbeTarget) -> bool:
         """Ask at each address that the name has, until one can be reached."""

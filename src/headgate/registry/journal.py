@@ -144,7 +144,7 @@ class Journal:
 
     def start(self) -> None:
         """Begin to follow the groups."""
-        self._task = self._registry.store.errands.start(self._follow())
+        self._task = self._registry.store.tasks.start(self._follow())
 
     async def stop(self) -> None:
         """Follow them no more."""
@@ -159,7 +159,7 @@ class Journal:
     async def state(self) -> JournalState:
         """Read all groups as they are now, or a moment later; watchers who begin together share one read."""
         if self._next_state is None:
-            self._next_state = self._registry.store.errands.start(self._read_state())
+            self._next_state = self._registry.store.tasks.start(self._read_state())
         return await asyncio.shield(self._next_state)
 
     async def _read_state(self) -> JournalState:
@@ -187,7 +187,7 @@ class Journal:
         key = (group, after, until)
         task = self._reads.get(key)
         if task is None:
-            task = self._reads[key] = self._registry.store.errands.start(self._read(*key))
+            task = self._reads[key] = self._registry.store.tasks.start(self._read(*key))
             task.add_done_callback(partial(self._end_read, key))
             for old in list(islice(self._reads, max(0, len(self._reads) - KEPT_READS))):
                 del self._reads[old]

@@ -48,7 +48,7 @@ class Lookups:
     async def _take(self, key: Key) -> Lookup:
         waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._waiting[key] = self._store.errands.start(self._next(key))
+            waiting = self._waiting[key] = self._store.tasks.start(self._next(key))
         return await asyncio.shield(waiting)
 
     async def _next(self, key: Key) -> Lookup:

@@ -303,7 +303,7 @@ class Registry:
         await self._note(thing, anew=True)
         if record.check:
             await self.checks.put(thing, SWEEP_IN_MS)
-        noting = asyncio.ensure_future(self.directory.put(namespace, record.instance_id, thing.name))
+        noting = self.store.tasks.start(self.directory.put(namespace, record.instance_id, thing.name))
         try:
             return await self._register(thing, record, mode, registration, nonce or new_nonce())
         finally:

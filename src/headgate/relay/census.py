@@ -35,7 +35,7 @@ class UserCensus:
         """Give the sums over all users, and the busiest of them."""
         task = self._counting
         if task is None or (task.done() and self._loop.time() >= self._stands_until):
-            task = self._counting = self._store.errands.start(self._count())
+            task = self._counting = self._store.tasks.start(self._count())
         await asyncio.wait({task})  # it outlives whoever asked first
         return task.result()
 

@@ -19,7 +19,7 @@ from headgate.http.client import ClientConnection, Pool, PoolExhausted, write_he
 from headgate.http.client_response import ClientResponse, Headers
 from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress
 from headgate.relay.headers import SAFE, pause_of, request_headers, response_headers, with_trace
 from headgate.relay.model import Outcome, Upstream, UpstreamView
 from headgate.relay.permits import Permit, Permits
@@ -122,12 +122,12 @@ class Forwarder:
         self._secrets = settings.secrets_by_name()
         self._refused = [ipaddress.ip_network(text) for text in settings.refused_networks]
         self._pools: dict[str, Pool] = {}
-        self._underway = Underway()
+        self._calls = CallsInProgress()
         self._loop = asyncio.get_running_loop()
 
     async def over(self, seconds: float) -> None:
         """Wait until every request has ended, or so long."""
-        await self._underway.over(seconds)
+        await self._calls.finished(seconds)
 
     def close(self) -> None:
         """End the connections that rest, and those in use when their requests have ended."""
@@ -143,7 +143,7 @@ class Forwarder:
 
         `before` is called before each sending, `refused` when a sending was refused and the request waits again.
         """
-        with self._underway:
+        with self._calls:
             async with self._forward(view, request, deadline, place, most, before, refused) as answer:
                 yield answer
 

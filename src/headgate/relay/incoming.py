@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import cast
 
 from headgate.http.client_response import Headers
-from headgate.http.routes import Call, ClientGone, Message, Receive, Send, Stopping, cancelled
+from headgate.http.routes import Call, ClientGone, Message, Receive, Send, Stopping
+from headgate.kit.tasks import cancel
 
 
 class Incoming:
@@ -168,7 +169,7 @@ class Attendance:
         if self._timer is not None:
             self._timer.cancel()
         if self._listening is not None:
-            await cancelled(self._listening)
+            await cancel(self._listening)
 
     def _departed(self, _: asyncio.Future[None]) -> None:
         if self._over:
@@ -181,7 +182,8 @@ class Attendance:
             self._listen()
 
     def _listen(self) -> None:
-        self._listening = asyncio.ensure_future(self._body.listen())
+        # `end` ends it; a `Tasks` for each request would cost more.
+        self._listening = asyncio.create_task(self._body.listen())
         self._listening.add_done_callback(self._heard)
 
     def _heard(self, listening: asyncio.Task[None]) -> None:

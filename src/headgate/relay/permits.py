@@ -18,7 +18,7 @@ from typing import Any, Final, Self, cast
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress
 from headgate.relay import metrics
 from headgate.relay.metrics import Meters
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream, UpstreamView
@@ -116,7 +116,7 @@ class Permits:
         self._numbers = itertools.count(1)
         self._sites: dict[str, UpstreamSite[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
-        self._asking = Underway()
+        self._calls = CallsInProgress()
         self._closing = False
         self._beat: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -138,7 +138,7 @@ class Permits:
     async def close(self, limit: float) -> None:
         """Refuse everybody, and let the store hear of every permit and of whoever left a line, until then."""
         self.refuse()
-        await self._asking.over(limit - self._loop.time())
+        await self._calls.finished(limit - self._loop.time())
         await self.settled(limit - self._loop.time())
         if self._beat is not None:
             self._beat.cancel()
@@ -158,7 +158,7 @@ class Permits:
         started = self._loop.time()
         most = policy.max_waiting if most is None else most
         position = -1
-        with self._asking, site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
+        with self._calls, site.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
             waits = False
             try:
@@ -324,7 +324,7 @@ class Permits:
         return await self._store.run(what, site.thing, *args, deadline=deadline, user=user)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._store.errands.start(work)
+        task = self._store.tasks.start(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
@@ -336,7 +336,7 @@ class Permits:
     def _site(self, name: str) -> UpstreamSite[Permit]:
         site = self._sites.get(name)
         if self._beat is None:
-            self._beat = self._store.errands.start(self._keep_beating())
+            self._beat = self._store.tasks.start(self._keep_beating())
         if site is None:
             site = self._sites[name] = UpstreamSite(name, self.thing(name), self._hurry)
             hear = site.hear(self._upstreams.doubt)

@@ -128,7 +128,7 @@ class Batch:
     def _start(
         self, thing: Thing, lane: _ThingCalls, crew: list[BatchedCall], begun: PendingCall | None = None
     ) -> None:
-        task = self._store.errands.start(self._fly(thing, crew, begun))
+        task = self._store.tasks.start(self._fly(thing, crew, begun))
         sent = begun is not None
         task.add_done_callback(partial(self._flown, thing, lane, crew, sent))
 

@@ -55,12 +55,12 @@ class PendingCall(NamedTuple):
 class Store:
     """A connected store; made by `open_store`."""
 
-    def __init__(self, address: Address, settings: StoreSettings, errands: Tasks) -> None:
+    def __init__(self, address: Address, settings: StoreSettings, tasks: Tasks) -> None:
         self.address = address
         self.prefix = settings.prefix
-        self.errands = errands
-        self.route: Route = ROUTES[address.kind](address, errands)
-        self.hints = Hints(self.route, errands)
+        self.tasks = tasks
+        self.route: Route = ROUTES[address.kind](address, tasks)
+        self.hints = Hints(self.route, tasks)
         self._second: Route | None = None
         self._loop = asyncio.get_running_loop()
         self._forks = forks.count
@@ -227,7 +227,7 @@ class Store:
 
     def _second_route(self) -> Route:
         if self._second is None:
-            self._second = ROUTES[self.address.kind](self.address, self.errands)
+            self._second = ROUTES[self.address.kind](self.address, self.tasks)
         return self._second
 
     async def read(self, thing: Thing, *command: Arg, deadline: float | None = None) -> Reply:
@@ -353,7 +353,7 @@ class Store:
         if route.down_seconds() > DOWN_SECONDS:
             limit = min(limit, self._loop.time() + DOWN_WAIT)
         # Not asyncio.timeout, which wants a task around it: a prompt operation has none.
-        finding = self.errands.start(route.link(slot) if detour is None else route.node(detour))
+        finding = self.tasks.start(route.link(slot) if detour is None else route.node(detour))
         try:
             await asyncio.wait((finding,), timeout=limit - self._loop.time())
             if finding.done():
@@ -383,8 +383,8 @@ async def open_store(
     One that may be away is opened all the same, and judged when it is there.
     """
     address = parse_address(settings.url)
-    errands = Tasks()
-    store = Store(address, settings, errands)
+    tasks = Tasks()
+    store = Store(address, settings, tasks)
     try:
         try:
             await _wait_until_up(store, wait_seconds)
@@ -394,12 +394,12 @@ async def open_store(
             if not may_be_away or isinstance(error.__cause__, ServerError):
                 raise
             log.warning("the store is away", nodes=[str(node) for node in address.nodes], error=error.detail)
-            errands.start(_judge_later(store, settings))
+            tasks.start(_judge_later(store, settings))
         async with store.hints:
             yield store
     finally:
         store.close()
-        await errands.close()
+        await tasks.close()
 
 
 async def _judge_later(store: Store, settings: StoreSettings) -> None:

@@ -264,7 +264,7 @@ class Queues:
             if len(self._learned) >= MOST_NAMED:
                 self._learned.clear()
             self._learned[thing] = now
-            self._store.errands.start(self._learn(thing))
+            self._store.tasks.start(self._learn(thing))
         return known
 
     def heard(self, thing: Thing, packed: bytes) -> QueueFacts | None:

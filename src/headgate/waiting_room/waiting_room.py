@@ -111,7 +111,7 @@ class WaitingRoom:
         thing = self.queues.thing(namespace, queue)
         looked, future = self._boards.get(thing, (0.0, None))
         if future is None or monotonic() - looked >= BOARD_SECONDS:
-            future = asyncio.ensure_future(self._look_at_board(thing))
+            future = self._store.tasks.start(self._look_at_board(thing))
             future.add_done_callback(partial(self._end_board, thing))
             self._boards[thing] = (monotonic(), future)
             if len(self._boards) > MOST_BOARDS:
@@ -211,7 +211,7 @@ class WaitingRoom:
             if len(self._woken) >= MOST_WOKEN:
                 self._woken.clear()
             self._woken[thing] = now
-            self._store.errands.start(self._put(thing))
+            self._store.tasks.start(self._put(thing))
 
     async def _put(self, thing: Thing) -> None:
         try:

@@ -31,6 +31,7 @@ from headgate.kit.life import Job, Life, run_jobs
 from headgate.kit.logs import LogSettings, get_logger
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
+from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration
 from headgate.sdk.seats import Offer
@@ -98,12 +99,9 @@ async def arena(
         if demo:
             await _make_queue(hg, settings)
         jobs = _jobs(backend, configuration) if isinstance(backend, Store) else []
-        beside = asyncio.ensure_future(run_jobs(jobs, life.quiet))
-        try:
+        async with Tasks() as tasks:
+            tasks.start(run_jobs(jobs, life.quiet))
             await life.run(_serve(game, hg, configuration, life, why_not))
-        finally:
-            beside.cancel()
-            await asyncio.wait((beside,))
     traces.close()
     return 0
 

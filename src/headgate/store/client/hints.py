@@ -29,15 +29,15 @@ Listener = Callable[[str | None], None]
 class Hints:
     """Listeners by channel, fed by one connection that is rebuilt whenever it is lost or falls silent."""
 
-    def __init__(self, route: Route, errands: Tasks) -> None:
+    def __init__(self, route: Route, tasks: Tasks) -> None:
         self._route = route
-        self._errands = errands
+        self._tasks = tasks
         self._listeners: dict[bytes, list[Listener]] = {}
         self._link: Link | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Hints:
-        self._keeper = self._errands.start(self._keep())
+        self._keeper = self._tasks.start(self._keep())
         return self
 
     async def __aexit__(

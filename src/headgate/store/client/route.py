@@ -28,9 +28,9 @@ SLOW_SECONDS: Final = 0.5
 class Route(ABC):
     """Links by node; the layouts below say which node is wanted."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
+    def __init__(self, address: Address, tasks: Tasks) -> None:
         self.address = address
-        self._errands = errands
+        self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._links: dict[Endpoint, Link] = {}
         self._opening: dict[Endpoint, asyncio.Task[Link]] = {}
@@ -88,7 +88,7 @@ class Route(ABC):
         return {*self.address.nodes, *self._clocks}
 
     def close(self) -> None:
-        """End all links; those that are being opened end with the errands, or when they are open."""
+        """End all links; those that are being opened end with the tasks, or when they are open."""
         self._closed = True
         for link in self._links.values():
             link.close()
@@ -101,7 +101,7 @@ class Route(ABC):
         opening = self._opening.get(endpoint)
         if opening is None:
             # In a context of nobody's: replies are handed out in the link's, and log lines must not name who opened it.
-            opening = self._errands.start(self._open(endpoint), Context())
+            opening = self._tasks.start(self._open(endpoint), Context())
             self._opening[endpoint] = opening
             opening.add_done_callback(lambda done: self._opened(endpoint, done))
         # A shared attempt must outlive the callers who happen to wait for it.
@@ -144,7 +144,7 @@ class Route(ABC):
         elif done.exception() is None:
             self._failures.pop(endpoint, None)
             self._links[endpoint] = done.result()
-            self._errands.start(self._keep(endpoint, done.result()), Context())
+            self._tasks.start(self._keep(endpoint, done.result()), Context())
             self._down_since = None
             self.trouble = ""
         else:
@@ -170,8 +170,8 @@ class StandaloneRoute(Route):
 class SentinelRoute(Route):
     """The primary that the sentinels name; asked again whenever it is lost or says that it is a replica."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
-        super().__init__(address, errands)
+    def __init__(self, address: Address, tasks: Tasks) -> None:
+        super().__init__(address, tasks)
         self._primary: Endpoint | None = None
         self._finding: asyncio.Task[Endpoint] | None = None
 
@@ -185,7 +185,7 @@ class SentinelRoute(Route):
         if (link := self.ready(slot)) is not None:
             return link
         if self._finding is None:
-            self._finding = self._errands.start(self._find())
+            self._finding = self._tasks.start(self._find())
             self._finding.add_done_callback(self._found)
         done, _ = await asyncio.wait({self._finding})
         return await self.node(done.pop().result())
@@ -196,7 +196,7 @@ class SentinelRoute(Route):
             self._primary = done.result()
 
     async def _find(self) -> Endpoint:
-        asked = [self._errands.start(self._ask(sentinel)) for sentinel in self.address.nodes]
+        asked = [self._tasks.start(self._ask(sentinel)) for sentinel in self.address.nodes]
         try:
             for answer in asyncio.as_completed(asked):
                 primary = await answer
@@ -232,8 +232,8 @@ class SentinelRoute(Route):
 class ClusterRoute(Route):
     """The owner of each slot, from the cluster's own map; a MOVED mends one slot at once and asks for a new map."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
-        super().__init__(address, errands)
+    def __init__(self, address: Address, tasks: Tasks) -> None:
+        super().__init__(address, tasks)
         self._owners: list[Endpoint | None] = [None] * SLOTS
         self._mapping: asyncio.Task[None] | None = None
         self._map_after = 0.0
@@ -279,7 +279,7 @@ class ClusterRoute(Route):
 
     def _start_map(self) -> asyncio.Task[None]:
         if self._mapping is None or self._mapping.done():
-            self._mapping = self._errands.start(self._map())
+            self._mapping = self._tasks.start(self._map())
         return self._mapping
 
     async def _map(self) -> None:

@@ -96,7 +96,7 @@ class FeedReader(Generic[Item]):
 
     def start(self, store: Store) -> None:
         self._store = store
-        self._task = store.errands.start(self._follow())
+        self._task = store.tasks.start(self._follow())
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
@@ -232,7 +232,7 @@ class FeedReader(Generic[Item]):
     async def _list(self) -> Snapshot[Item]:
         """List once for all who ask at the same moment."""
         if self._listing is None or self._listing.done():
-            self._listing = self._store.errands.start(self._settled_list())
+            self._listing = self._store.tasks.start(self._settled_list())
         return await asyncio.shield(self._listing)
 
     async def _settled_list(self) -> Snapshot[Item]:
