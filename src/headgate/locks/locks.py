@@ -251,7 +251,7 @@ class Locks(LockSource):
         aside = want.replicas > 0 and not nonce
         request = "-" if nonce else want.request
         arguments = (holder, nonce, self.names.owner, int(want.announced), request)
-        reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, aside=aside))
+        reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, in_order=aside))
         line = self._lines.get(thing) if len(reply) > 1 else None
         if line is None:
             return

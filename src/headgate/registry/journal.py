@@ -26,8 +26,8 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
 from headgate.registry.views import Lookup
 from headgate.store import Thing, script
-from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
-from headgate.store.watch.reader import PAGE
+from headgate.store.watch.feed import Compacted, Feed, FeedEvent, Reset, Snapshot
+from headgate.store.watch.follower import PAGE
 
 if TYPE_CHECKING:
     from headgate.registry.registry import Registry
@@ -137,7 +137,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._caught_up = False
-        self._reads: dict[tuple[str, int, int], asyncio.Task[list[Notice[Instance]]]] = {}
+        self._reads: dict[tuple[str, int, int], asyncio.Task[list[FeedEvent[Instance]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._next_state: asyncio.Task[JournalState] | None = None
         self._state_under_way: asyncio.Task[JournalState] | None = None
@@ -182,7 +182,7 @@ class Journal:
         if not self._caught_up:
             await self._look_around()
 
-    async def read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
+    async def read(self, group: str, after: int, until: int) -> list[FeedEvent[Instance]]:
         """Give a group's changes after one revision until another, or its state if they are gone; watchers share it."""
         key = (group, after, until)
         task = self._reads.get(key)
@@ -193,19 +193,19 @@ class Journal:
                 del self._reads[old]
         return await asyncio.shield(task)
 
-    def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[Notice[Instance]]]) -> None:
+    def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[FeedEvent[Instance]]]) -> None:
         """Forget a read that failed, with its error; the next watcher reads again."""
         if (task.cancelled() or task.exception() is not None) and self._reads.get(key) is task:
             del self._reads[key]
 
-    async def _read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
+    async def _read(self, group: str, after: int, until: int) -> list[FeedEvent[Instance]]:
         thing = self._service(group)
-        found: list[Notice[Instance]] = []
+        found: list[FeedEvent[Instance]] = []
         while True:
             page = await self._registry.feed.read(thing, after)
-            if page.what != "same":
+            if page.outcome != "same":
                 look = await self._registry.look(thing)
-                gone = Compacted(page.revision) if page.what == "compacted" else Reset(page.epoch, page.revision)
+                gone = Compacted(page.revision) if page.outcome == "compacted" else Reset(page.epoch, page.revision)
                 return [*found, gone, Snapshot(look.instances, look.revision, look.epoch)]
             found.extend(change for change in page.changes if change.revision <= until)
             if len(page.changes) < PAGE or page.changes[-1].revision >= until:
