@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
@@ -15,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 
 from headgate.kit.ids import config_key
 from headgate.kit.problems import HeadgateError, InvalidRequest
+from headgate.kit.wire import iso_time
 
 # Words behind a key in our routes.
 VERBS: Final = frozenset({"watch", "history", "rollback"})
@@ -97,7 +97,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
 
     def value(self) -> Value:
         """Give it as callers see it."""
-        at = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = iso_time(self.at)
         return Value(
             self.key, self.version, self.content, self.type, at, self.author, self.reason, self.secret, self.kind
         )
