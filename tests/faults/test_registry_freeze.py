@@ -234,7 +234,7 @@ async def test_a_watcher_drops_nobody_while_the_store_takes_no_writes(
     fresh_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """After a loss of data, whoever lives registers again; where that is refused, nobody is missing yet."""
-    monkeypatch.setattr("headgate.store.watch.reader.BOOKMARK_SECONDS", 0.2)
+    monkeypatch.setattr("headgate.store.watch.follower.BOOKMARK_SECONDS", 0.2)
     server = fresh_server()
     lease = 2
     async with registries(server, 1) as (registry,), Headgate(server.url, prefix="t", snapshot_dir=tmp_path) as hg:

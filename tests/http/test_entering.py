@@ -143,7 +143,7 @@ async def test_seats_that_are_refused_are_not_waited_for(hg: Headgate) -> None:
     with pytest.raises(QueueUnknown):
         async with offer:
             raise AssertionError("there is no such queue")
-    assert not offer._aside._tasks, "nothing is tried again"
+    assert not offer._tasks._tasks, "nothing is tried again"
 
 
 async def test_a_process_tries_under_one_id_until_it_is_registered_or_its_store_closes(

@@ -77,7 +77,7 @@ async def goes_on(hg: Headgate, other: Headgate, own: OwnInstance) -> None:
     await eventually(agreed)
     await hg.registry.heartbeat("a", metadata={"heard": True})
     assert not own.superseded
-    assert not hg.registry._beats._tasks["a"].done()
+    assert not hg.registry._beats._beating["a"].done()
 
 
 async def test_an_instance_whose_return_was_answered_to_nobody_is_not_superseded_by_itself(

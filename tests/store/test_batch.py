@@ -182,7 +182,7 @@ async def test_nothing_is_kept_for_things_that_nobody_calls(batch: Batch, store:
 
     await asyncio.gather(*(call(n) for n in range(100)), return_exceptions=True)
     await asyncio.sleep(0)
-    assert batch._lanes == {}
+    assert batch._states == {}
 
 
 async def test_a_reply_is_handed_out_in_the_moment_it_is_there_and_without_a_task(
@@ -191,13 +191,13 @@ async def test_a_reply_is_handed_out_in_the_moment_it_is_there_and_without_a_tas
     await batch.call(thing, "first")
     seat = batch.call(thing, "one")
     inside: list[bool] = []
-    seat.directly = lambda done: inside.append(asyncio.current_task() is None and done.result() == [b"hello", b"one"])
+    seat.callback = lambda done: inside.append(asyncio.current_task() is None and done.result() == [b"hello", b"one"])
     tasks = asyncio.all_tasks()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == tasks
     await seat
     assert inside == [True]
-    assert seat.directly is None
+    assert seat.callback is None
 
 
 async def test_who_is_handed_a_reply_may_call_again_at_once(batch: Batch, thing: Thing) -> None:
@@ -205,7 +205,7 @@ async def test_who_is_handed_a_reply_may_call_again_at_once(batch: Batch, thing:
     more: list[BatchedCall] = []
     seats = [batch.call(thing, f"{n}") for n in range(25)]
     for seat in seats:
-        seat.directly = lambda _: more.append(batch.call(thing, "again"))
+        seat.callback = lambda _: more.append(batch.call(thing, "again"))
     await asyncio.gather(*seats)
     assert await asyncio.gather(*more) == [[b"hello", b"again"]] * 25
 
@@ -275,11 +275,11 @@ async def test_whoever_waits_when_the_store_is_closed_is_told(server: Standalone
             seats = [batch.call(thing, f"{n}") for n in range(10)]
             told: list[bool] = []
             for seat in seats:
-                seat.directly = lambda done: told.append(isinstance(done.exception(), Closed))
+                seat.callback = lambda done: told.append(isinstance(done.exception(), Closed))
             await asyncio.sleep(0.01)
         assert told == [True] * 10
-        assert not store.errands._tasks
-        assert batch._lanes == {}
+        assert not store.tasks._tasks
+        assert batch._states == {}
 
 
 async def test_replies_are_handed_out_in_nobodys_context(batch: Batch, store: Store, thing: Thing) -> None:
@@ -291,7 +291,7 @@ async def test_replies_are_handed_out_in_nobodys_context(batch: Batch, store: St
         await batch.call(thing, "second")
     seen: list[dict[str, object]] = []
     seat = batch.call(thing, "third")
-    seat.directly = lambda _: seen.append(get_contextvars())
+    seat.callback = lambda _: seen.append(get_contextvars())
     await seat
     assert seen == [{}]
 

@@ -57,7 +57,7 @@ class World:
     def visit(self, caller: int) -> Visit:
         clock = self.clocks[caller]
         source = NUMBER.render({"server_time": _TIME.replace("TIME", str(self.real_ms + self.ahead_ms))})
-        context = f"one {clock.told(self.real_ms / 1000)}"
+        context = f"one {clock.for_scripts(self.real_ms / 1000)}"
         reply = cast("list[str]", self.node.admin.eval(source, 1, self.key, context, str(LEASE_MS)))
         return Visit(self.real_ms, int(reply[3]), bool(int(reply[4])))
 

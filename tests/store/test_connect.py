@@ -206,7 +206,7 @@ async def test_the_printed_rights_are_enough_for_the_store_itself(server: Topolo
 async def test_the_printed_rights_end_at_our_prefix(server: Topology, prefix: str) -> None:
     url = server.add_user(prefix, acl.rules("worker", prefix))
     async with open_store(StoreSettings(url=url, prefix=prefix, deadline_ms=10_000)) as store:
-        stranger = Store(store.address, StoreSettings(url=url, prefix="other"), store.errands)
+        stranger = Store(store.address, StoreSettings(url=url, prefix="other"), store.tasks)
         try:
             with pytest.raises(HeadgateError):
                 await Index(stranger, "queue").put(stranger.thing("queue", "default", "main"))

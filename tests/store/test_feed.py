@@ -12,7 +12,7 @@ from headgate.registry.model import Instance, Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
-from headgate.store.watch.feed import Bookmark, FeedChange, Notice, Snapshot
+from headgate.store.watch.feed import Bookmark, FeedChange, FeedEvent, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import Standalone, eventually
 
@@ -27,7 +27,7 @@ class Watcher:
         self.members: dict[str, int] = {}
         self.position: int | None = None
         self.seen: list[FeedChange] = []
-        self.notices: list[Notice[Instance]] = []
+        self.notices: list[FeedEvent[Instance]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
@@ -161,7 +161,7 @@ async def test_a_removal_at_the_trim_boundary_is_never_skipped(registry: Registr
         states[position] = set(members)
     for position in positions[::13]:
         page = await registry.feed.read(watcher.thing, position, 2000)
-        if page.what == "compacted":
+        if page.outcome == "compacted":
             continue
         known = set(states[position])
         for change in page.changes:
@@ -175,11 +175,11 @@ async def test_one_reader_whatever_the_number_of_watchers(registry: Registry) ->
     for watcher in watchers:
         watcher.start()
     await eventually(lambda: all(watcher.position is not None for watcher in watchers))
-    assert (registry.feed.watchers, registry.feed.readers) == (50, 1)
+    assert (registry.feed.subscribers, registry.feed.followers) == (50, 1)
     await put(registry, "a")
     await eventually(lambda: all(len(watcher.seen) == 1 for watcher in watchers))
     await asyncio.gather(*(watcher.stop() for watcher in watchers))
-    assert (registry.feed.watchers, registry.feed.readers) == (0, 0)
+    assert (registry.feed.subscribers, registry.feed.followers) == (0, 0)
 
 
 async def test_a_slow_watcher_delays_nobody_and_loses_nothing(store: Store, watcher: Watcher) -> None:
@@ -206,7 +206,7 @@ async def test_a_watcher_that_falls_behind_the_history_is_told_and_given_the_sta
     assert isinstance(await anext(slow), Bookmark)
     for turn in range(60):
         await asyncio.gather(*(put(registry, f"i{number}", f"h{turn}") for number in range(100)))
-    await eventually(lambda: registry.feed._readers[thing]._since > 0)
+    await eventually(lambda: registry.feed._followers[thing]._since > 0)
     kinds = []
     while "Compacted" not in kinds:
         kinds.append(type(await anext(slow)).__name__)
@@ -246,7 +246,7 @@ async def test_a_loss_after_which_revisions_are_lower_is_told_to_all_who_watch(
     watcher.start()
     written: list[str] = []
 
-    def write(_: Thing, notice: Notice[Instance]) -> bytes:
+    def write(_: Thing, notice: FeedEvent[Instance]) -> bytes:
         written.append(type(notice).__name__)
         members = [item.instance_id for item in notice.items] if isinstance(notice, Snapshot) else []
         members += [notice.member] if isinstance(notice, FeedChange) else []

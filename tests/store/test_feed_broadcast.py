@@ -16,7 +16,7 @@ from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
 from headgate.store.watch import reader
-from headgate.store.watch.feed import READ, FeedChange, Notice, Snapshot
+from headgate.store.watch.feed import READ, FeedChange, FeedEvent, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
 
@@ -29,7 +29,7 @@ class Writing:
     def __init__(self) -> None:
         self.written: Counter[int] = Counter()
 
-    def __call__(self, thing: Thing, notice: Notice[Instance]) -> bytes:
+    def __call__(self, thing: Thing, notice: FeedEvent[Instance]) -> bytes:
         match notice:
             case FeedChange():
                 self.written[notice.revision] += 1
@@ -114,9 +114,9 @@ async def test_a_change_is_read_and_written_once_for_all_who_watch(
     )
     assert set(write.written.values()) == {1}
     assert all(client.changes() == clients[0].changes() for client in clients)
-    assert (registry.feed.watchers, registry.feed.readers) == (200, 1)
+    assert (registry.feed.subscribers, registry.feed.followers) == (200, 1)
     await asyncio.gather(*(client.stop() for client in clients))
-    assert (registry.feed.watchers, registry.feed.readers) == (0, 0)
+    assert (registry.feed.subscribers, registry.feed.followers) == (0, 0)
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody_and_misses_nothing(registry: Registry) -> None:
@@ -137,7 +137,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody_and_misses_nothing(re
 async def test_what_is_written_as_nothing_wakes_nobody(registry: Registry) -> None:
     """A watcher of some keys only is not woken for the others, and is at the head all the same."""
 
-    def only_chosen(thing: Thing, notice: Notice[Instance]) -> bytes:
+    def only_chosen(thing: Thing, notice: FeedEvent[Instance]) -> bytes:
         if isinstance(notice, FeedChange) and notice.member != "chosen":
             return b""
         return type(notice).__name__.encode()
@@ -271,4 +271,4 @@ async def test_whoever_is_at_the_head_is_told_when_the_store_closes(server: Stan
     for client in clients:
         with pytest.raises(Closed):
             await client.task
-    assert not registry.feed.readers
+    assert not registry.feed.followers

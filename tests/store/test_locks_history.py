@@ -109,11 +109,11 @@ class World:
 
     def deafen(self, client: WatchedLocks) -> None:
         hints = client.store.hints
-        self._ears.setdefault(client, hints._tell)
-        hints._tell = lambda channel, words: None  # type: ignore[method-assign]
+        self._ears.setdefault(client, hints._notify)
+        hints._notify = lambda channel, words: None  # type: ignore[method-assign]
 
     def let_hear(self, client: WatchedLocks) -> None:
-        client.store.hints._tell = self._ears[client]  # type: ignore[method-assign,assignment]
+        client.store.hints._notify = self._ears[client]  # type: ignore[method-assign,assignment]
 
     async def empty(self) -> bool:
         state = await self.clients[0].show("a")

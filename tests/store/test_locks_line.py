@@ -246,7 +246,7 @@ async def test_a_waiter_that_was_passed_over_keeps_its_place(server: Topology, p
             await eventually(lambda: served == ["first"])
             # It was asleep when it was called. What it hears next tells it that it was passed over.
             slow.store.hints._listeners.update(listeners)
-            slow.store.hints._tell(slow.thing("a").key("events").encode(), None)
+            slow.store.hints._notify(slow.thing("a").key("events").encode(), None)
             await eventually(lambda: are_waiting(locks, 2))
             may_go.set()
         assert served == ["first", "slow", "second"]

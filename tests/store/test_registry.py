@@ -483,7 +483,7 @@ async def test_ten_thousand_comings_and_goings_leave_nothing(store: Store) -> No
     await asyncio.gather(*(come_and_go(number) for number in range(40)))
     store.advance_clock(5000)
     await sweeper.step()
-    assert (await registry.feed.read(game, 0)).what == "new"
+    assert (await registry.feed.read(game, 0)).outcome == "new"
     assert await registry.index.list(NS) == []
     for key in ("meta", "records", "states", "deadlines", "changes", "overrides", "memory"):
         assert await store.read(game, "EXISTS", game.key(key)) == 0, key

@@ -140,7 +140,7 @@ async def test_the_target_is_changed_live_and_given_back(store: Store) -> None:
         draft = Draft("alerts/target", content, ContentType.JSON)
         await config.publish(NAMESPACE, [draft], author="ann")
 
-    await eventually(lambda: config.feed.readers == 1)
+    await eventually(lambda: config.feed.followers == 1)
     await publish('{"url": "https://hooks.example/x", "format": "slack"}')
     await eventually(lambda: alerts.target == AlertTarget("https://hooks.example/x", "slack"), 3)
     await publish(None)

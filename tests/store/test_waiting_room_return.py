@@ -166,7 +166,7 @@ async def test_hints_that_were_missed_while_the_store_was_there_bring_nobody_bac
     entries = await enter_all(world, "a")
     await world.tick()
     await knows_who_was_called(world, "a")
-    world.store.hints.tell_all()  # as when the connection of the hints was lost
+    world.store.hints.notify_all()  # as when the connection of the hints was lost
     await world.enter("b")  # the same history goes on, and "a" may have entered unheard
     await lose_everything(world)
     with pytest.raises(QueueReset):
@@ -177,7 +177,7 @@ async def test_hints_that_end_with_the_store_are_all_that_there_were(world: Worl
     entries = await enter_all(world, "a")
     await world.tick()
     await knows_who_was_called(world, "a")
-    world.store.hints.tell_all()
+    world.store.hints.notify_all()
     await lose_everything(world)
     assert (await ask(world, entries["a"])).rank == 1
 

@@ -94,7 +94,7 @@ async def told_after(wire: Wire, clock: NodeClock) -> list[str]:
     """Have the far side answer what waits, and give the words that scripts get."""
     wire.far.sendall(b"+ok\r\n")
     await asyncio.sleep(0.1)
-    return clock.told(asyncio.get_running_loop().time()).split(" ")
+    return clock.for_scripts(asyncio.get_running_loop().time()).split(" ")
 
 
 @pytest.mark.anyio

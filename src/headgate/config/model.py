@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final
@@ -16,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from headgate.config.problems import ContentInvalid
 from headgate.kit.ids import config_key
 from headgate.kit.problems import InvalidRequest
+from headgate.kit.wire import iso_time
 
 # Verbs after a key in our routes.
 VERBS: Final = frozenset({"watch", "history", "rollback"})
@@ -74,7 +74,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
 
     def value(self) -> Value:
         """Convert it to a `Value`."""
-        at = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = iso_time(self.at)
         return Value(
             self.key, self.version, self.content, self.type, at, self.author, self.reason, self.secret, self.kind
         )

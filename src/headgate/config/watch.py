@@ -15,7 +15,7 @@ from headgate.config.model import Update, Value
 from headgate.config.wire import ConfigBookmark, ValueEvent
 from headgate.http.routes import event
 from headgate.store import Thing
-from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Notices, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, FeedEvent, FeedEvents, Reset, Snapshot
 
 
 class _Keyed(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def events(
     return config.feed.broadcast(config.space(namespace), after, write, newest_of_each if after is not None else None)
 
 
-async def newest_of_each(notices: Notices[Value]) -> Notices[Value]:
+async def newest_of_each(notices: FeedEvents[Value]) -> FeedEvents[Value]:
     """Reduce the missed changes, up to the first bookmark, to each key's newest version, in bounded memory."""
     missed: dict[str, tuple[FeedChange, bytes]] | None = {}
     async with aclosing(notices):
@@ -81,15 +81,15 @@ def _newest(missed: dict[str, tuple[FeedChange, bytes]]) -> list[FeedChange]:
     return [msgspec.structs.replace(change, value=b"[" + b",".join(raws) + b"]") for change, raws in entries.items()]
 
 
-def _write_clear(thing: Thing, notice: Notice[Value]) -> bytes:
+def _write_clear(thing: Thing, notice: FeedEvent[Value]) -> bytes:
     return _rendered(notice, clear=True) if isinstance(notice, FeedChange) else _write(notice, None, clear=True)
 
 
-def _write_masked(thing: Thing, notice: Notice[Value]) -> bytes:
+def _write_masked(thing: Thing, notice: FeedEvent[Value]) -> bytes:
     return _rendered(notice, clear=False) if isinstance(notice, FeedChange) else _write(notice, None, clear=False)
 
 
-def _write_some(thing: Thing, notice: Notice[Value], *, clear: bool, keys: frozenset[str]) -> bytes:
+def _write_some(thing: Thing, notice: FeedEvent[Value], *, clear: bool, keys: frozenset[str]) -> bytes:
     return _write(notice, keys, clear=clear)
 
 
@@ -99,7 +99,7 @@ def _rendered(change: FeedChange, *, clear: bool) -> bytes:
     return _write(change, None, clear=clear)
 
 
-def _write(notice: Notice[Value], keys: frozenset[str] | None, *, clear: bool) -> bytes:
+def _write(notice: FeedEvent[Value], keys: frozenset[str] | None, *, clear: bool) -> bytes:
     match notice:
         case FeedChange():
             return _render(notice.revision, _chosen(_read(notice).values, keys), clear=clear)

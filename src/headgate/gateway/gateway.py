@@ -277,7 +277,7 @@ class Gateway:
                 return
             awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
             if isinstance(awaited, PendingReply):
-                awaited.directly = turn.resume
+                awaited.callback = turn.resume
             else:
                 awaited.add_done_callback(turn.resume)
 

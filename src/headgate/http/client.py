@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from headgate.http.client_response import BadAnswer, ClientResponse, Headers
 from headgate.http.problems import UpstreamFailed, UpstreamTimeout
+from headgate.kit.tasks import cancel
 
 BUFFER: Final = 262_144
 IDLE_SECONDS: Final = 4.0
@@ -84,7 +85,8 @@ class ClientConnection(asyncio.Protocol):
         limit = self._loop.time() + seconds
         transport.write(head)
         self._sent = body is None
-        sending = asyncio.ensure_future(self._upload(body, length)) if body is not None else None
+        # Ended below; a `Tasks` for each request would cost more.
+        sending = asyncio.create_task(self._upload(body, length)) if body is not None else None
         try:
             while not response.ready:
                 if self._error is not None or self._closed:
@@ -99,10 +101,9 @@ class ClientConnection(asyncio.Protocol):
                 if not await self._wait(limit):
                     raise UpstreamTimeout(f"No answer came within {seconds:g} s.", outcome="unknown")
         finally:
-            if sending is not None and not sending.done():
+            if sending is not None:
                 # It answered before it had read everything: this connection cannot be used for another request.
-                sending.cancel()
-                await asyncio.wait((sending,))
+                await cancel(sending)
         return response
 
     async def chunks(self, seconds: float) -> AsyncIterator[bytes]:

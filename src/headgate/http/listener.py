@@ -16,6 +16,7 @@ from headgate.http.request_head import HeaderCache
 from headgate.http.routes import Receive, Scope
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 
 BACKLOG: Final = 4096
 MOST_CONNECTIONS: Final = 20_000
@@ -84,6 +85,7 @@ class Listener:
             return
         if rest is not None:
             self._exchanges.add(exchange)
+            # `finished` ends it; a `Tasks` would wrap each request in one more coroutine.
             exchange.task = self._loop.create_task(self._run(exchange, rest))
 
     def flush_later(self, connection: ServerConnection) -> None:
@@ -169,7 +171,8 @@ async def listen(
     loop = asyncio.get_running_loop()
     house = Listener(application, most_connections, addresses)
     server = await loop.create_server(lambda: ServerConnection(house), sock=listener, backlog=BACKLOG)
-    sweeping = asyncio.ensure_future(house.sweep())
+    tasks = Tasks()
+    tasks.start(house.sweep())
     try:
         yield house
     finally:
@@ -184,7 +187,7 @@ async def listen(
             house.stop()
             await house.finished(stop_seconds)
         finally:
-            sweeping.cancel()
+            await tasks.close()
 
 
 def _accept_all(listener: socket.socket) -> list[socket.socket]:

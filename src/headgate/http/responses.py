@@ -10,8 +10,9 @@ from math import ceil
 
 import msgspec
 
-from headgate.http.routes import EVENTS, JSON, Answer, Call, Send, Stream, cancelled, event, header_value
+from headgate.http.routes import EVENTS, JSON, Answer, Call, Send, Stream, event, header_value
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, RateLimited, Unauthorized
+from headgate.kit.tasks import cancel
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -114,7 +115,7 @@ class StreamRunner:
         """Send it all; errors that come up on the way end it."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
-        pump = asyncio.ensure_future(self._pump())
+        pump = asyncio.create_task(self._pump())  # ended below; a `Tasks` for each stream would cost more
         departure = self._call.departure()
         try:
             while not pump.done() and not departure.done():
@@ -133,7 +134,7 @@ class StreamRunner:
             if pump.done():
                 pump.result()
         finally:
-            await cancelled(pump)
+            await cancel(pump)
             await close_chunks(self._chunks)
 
     async def _pump(self) -> None:

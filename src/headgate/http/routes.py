@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import cancel
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -161,14 +162,14 @@ class Call:
 
     async def attend(self, work: Coroutine[Any, Any, T]) -> T:
         """Await slow work and cancel it when the client leaves or the gateway stops."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)  # ended below; a `Tasks` for each slow request would cost more
         try:
             await asyncio.wait((task, self.departure()), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Stopping(retry_after=1) if self.stop.raised else ClientGone()
         finally:
-            await cancelled(task)
+            await cancel(task)
 
     def departure(self) -> asyncio.Future[None]:
         """Give a future that is done when nobody waits for the answer any more."""
@@ -182,13 +183,6 @@ class Call:
         """Let go of whoever still listens for the client's leaving; the gateway calls this when the answer is out."""
         if self._departure is not None:
             _settle(self._departure)
-
-
-async def cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel a task if it is not done, and wait for its end."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait((task,))
 
 
 def _settle(future: asyncio.Future[None]) -> None:

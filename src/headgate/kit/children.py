@@ -1,4 +1,4 @@
-"""Signals for child processes."""
+"""Sends signals to child processes."""
 
 from __future__ import annotations
 

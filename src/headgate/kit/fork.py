@@ -1,7 +1,7 @@
 """Counts the forks that led to this process, so that a client can tell that its parent opened it.
 
 A forked child has its parent's objects and sockets but none of its threads. If it used an inherited connection, it would wait
-for ever, or take replies that belong to the parent. So clients compare `forks.count` with what it was when they were opened.
+for ever, or take replies that belong to the parent. So clients compare `forks.count` with its value when they were opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names and ids: what may come in from outside, and how we make our own."""
+"""Names and ids: validates those from outside, and makes new ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ulid import ULID
 
 from headgate.kit.problems import InvalidRequest
 
-# A thing's name is a segment of our addresses, and clients take the segments . and .. out before they send one.
+# A thing's name is a path segment of our URLs, and clients remove the segments . and .. before they send a request.
 THING_PATTERN = r"(?!\.\.?\Z)[A-Za-z0-9_.:-]{1,128}"
 CONFIG_KEY_PATTERN = r"[A-Za-z0-9_.:/-]{1,128}"
 MEMBER_PATTERN = r"[A-Za-z0-9_-]{1,64}"
@@ -25,13 +25,13 @@ _THING = re.compile(THING_PATTERN, re.ASCII)
 _CONFIG_KEY = re.compile(CONFIG_KEY_PATTERN, re.ASCII)
 _MEMBER = re.compile(MEMBER_PATTERN, re.ASCII)
 DRAWN_TOGETHER = 128
-# Random digits that were drawn and not used yet; each draw is a call of the system. A fork must not share them.
+# Random digits in stock, since each os.urandom is a system call. A forked child must not use its parent's.
 _random: list[str] = []
 os.register_at_fork(after_in_child=_random.clear)
 _UUID_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 _INVISIBLE = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp"})
 _BLANK = frozenset({"Zs", "Cf", "Mn", "Me"})
-_FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters by name, with nothing to see
+_FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters by category, but invisible
 _DIRECTION_MARKS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -66,7 +66,7 @@ def display_text(value: str, field: str = "text", most: int = 64) -> str:
     if not value or len(value) > most:
         raise InvalidRequest(f"{field} must have 1 to {most} characters.", field=field)
     if value.isascii() and value.isprintable() and not value.isspace():
-        return value  # as most are; it costs a tenth
+        return value  # the common case, at a tenth of the cost
     categories = [unicodedata.category(sign) for sign in value]
     if not _INVISIBLE.isdisjoint(categories) or not _DIRECTION_MARKS.isdisjoint(value):
         raise InvalidRequest(f"{field} must not contain control characters.", field=field)
@@ -76,7 +76,7 @@ def display_text(value: str, field: str = "text", most: int = 64) -> str:
 
 
 def revision_number(value: str, field: str = "revision") -> int:
-    """Read a position in a history, as a query or a header writes it."""
+    """Parse a revision from a query or a header."""
     if not (value.isascii() and value.isdigit() and len(value) <= 16):
         raise InvalidRequest(f"{field} must be a whole number.", field=field)
     return int(value)
@@ -89,9 +89,9 @@ def new_ulid() -> str:
 
 def new_uuid() -> str:
     """Make an id that nobody can guess."""
-    # As uuid.uuid4 does it, at a fraction of the cost: every entry of the waiting room makes one.
+    # Like uuid.uuid4 at a fraction of the cost: every entry of the waiting room makes one.
     try:
-        text = _random.pop()  # not after a look whether there is one: another thread may take the last
+        text = _random.pop()  # without a check first, because another thread may take the last one
     except IndexError:
         text, *more = _drawn()
         _random.extend(more)

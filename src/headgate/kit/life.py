@@ -1,7 +1,7 @@
-"""How a process lives: run, quiet, stop.
+"""The lifecycle of a process: running, quiet, stopped.
 
-The first SIGTERM or SIGINT makes it quiet: it takes nothing new, says so at `/readyz`, and finishes what it has. After the
-deadline the rest is cancelled; a second signal does that at once. A process that was told to stop exits with 0.
+The first SIGTERM or SIGINT makes it quiet: it accepts no new work, says so at `/readyz`, and finishes its current work. After
+the deadline the rest is cancelled; a second signal does that at once. A process that a signal stopped exits with 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import msgspec
 
 from headgate.kit import logs, metrics
 from headgate.kit.logs import get_logger
-from headgate.kit.problems import HeadgateError
+from headgate.kit.problems import Closed, HeadgateError
+from headgate.kit.tasks import Tasks
 
 STOP_SECONDS = 5.0
 _RESTART_SECONDS = 1.0
@@ -32,9 +33,9 @@ _STEP_SECONDS = metrics.histogram(
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Work done again and again: one step every so often, or (with 0) one coroutine for the life of the process.
+    """Background work: one step every `every_seconds`, or (with 0) one coroutine for the life of the process.
 
-    `finish` asks a lifelong one to come to its end by itself; one without it is cancelled.
+    `finish` asks a lifelong job to return; a job without it is cancelled.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Life:
-    """The life of this process: `async with Life() as life: await life.run(serve())`."""
+    """Handles the signals of this process: `async with Life() as life: await life.run(serve())`."""
 
     def __init__(self, stop_seconds: float = STOP_SECONDS) -> None:
         self.stop_seconds = stop_seconds
@@ -66,41 +67,39 @@ class Life:
             loop.remove_signal_handler(number)
 
     def end(self) -> None:
-        """Become quiet; said a second time, stop without waiting for the deadline."""
+        """Become quiet; called again, stop without waiting for the deadline."""
         if self.quiet.is_set():
             self._stop.set()
         self.quiet.set()
 
     async def run(self, main: Coroutine[Any, Any, object]) -> None:
-        """Run `main` until it ends; once quiet, it has the deadline to end by itself and is then cancelled."""
-        task = asyncio.ensure_future(main)
-        quiet = asyncio.ensure_future(self.quiet.wait())
-        try:
+        """Run `main` until it returns; once quiet, it is cancelled at the deadline."""
+        async with Tasks() as tasks:
+            task = tasks.start(main)
+            quiet = tasks.start(self.quiet.wait())
             await asyncio.wait((task, quiet), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                stop = asyncio.ensure_future(self._stop.wait())
+                stop = tasks.start(self._stop.wait())
                 await asyncio.wait((task, stop), timeout=self.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
-                stop.cancel()
             if task.done():
                 await task
-        finally:
-            quiet.cancel()
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+                return
+        with suppress(Closed):  # it was cancelled at the deadline; another error is raised
+            await task
 
 
 async def run_jobs(jobs: Sequence[Job], quiet: asyncio.Event) -> None:
-    """Run all jobs side by side until `quiet`; a step under way is finished, a lifelong one finishes or is cancelled."""
+    """Run all jobs concurrently until `quiet`; a step in progress is finished, a lifelong job finishes or is cancelled."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(quiet.wait())  # a process without jobs stays all the same
+        group.create_task(quiet.wait())  # keeps a process without jobs running
         for job in jobs:
             group.create_task(_repeat(job, quiet) if job.every_seconds else _keep(job, quiet), name=job.name)
 
 
 async def _repeat(job: Job, quiet: asyncio.Event) -> None:
-    await _pause(quiet, random.uniform(0, job.every_seconds))  # workers started together do not stay in step
+    await _pause(
+        quiet, random.uniform(0, job.every_seconds)
+    )  # so that workers started together do not run their steps together
     while not quiet.is_set():
         started = monotonic()
         await _step(job)
@@ -109,18 +108,12 @@ async def _repeat(job: Job, quiet: asyncio.Event) -> None:
 
 async def _keep(job: Job, quiet: asyncio.Event) -> None:
     while not quiet.is_set():
-        step = asyncio.ensure_future(_step(job))
-        ended = asyncio.ensure_future(quiet.wait())
-        try:
-            await asyncio.wait((step, ended), return_when=asyncio.FIRST_COMPLETED)
+        async with Tasks() as tasks:
+            step = tasks.start(_step(job))
+            await asyncio.wait((step, tasks.start(quiet.wait())), return_when=asyncio.FIRST_COMPLETED)
             if job.finish is not None and quiet.is_set():
                 job.finish()
                 await asyncio.wait((step,))
-        finally:
-            ended.cancel()
-            step.cancel()
-            with suppress(asyncio.CancelledError):
-                await step
         await _pause(quiet, _RESTART_SECONDS)
 
 
@@ -128,12 +121,12 @@ async def _step(job: Job) -> None:
     started = monotonic()
     try:
         await job.run()
-    except Exception as error:  # the top of a worker's loop: one bad step must not end the others
+    except Exception as error:  # the top of a worker's loop: a failed step must not end the job
         _STEPS.labels(job.name, "failed").inc()
         refusal = _refusal(error)
         if refusal is None:
             log.exception("job failed", job=job.name)
-        else:  # such as an outage of the store, of which a traceback says nothing
+        else:  # such as an outage of the store: a traceback would not help
             log.warning("job failed", job=job.name, error=refusal.detail)
     else:
         _STEPS.labels(job.name, "done").inc()
@@ -142,7 +135,7 @@ async def _step(job: Job) -> None:
 
 
 def _refusal(error: Exception) -> HeadgateError | None:
-    """Give the refusal that a step failed of, alone or in several places at once; None if it was something else."""
+    """Give the HeadgateError of a failed step, also of a group of them; None if there was another error."""
     if isinstance(error, ExceptionGroup):
         found = [_refusal(one) for one in error.exceptions]
         return None if None in found else found[0]

@@ -1,4 +1,4 @@
-"""Sentences about a value that does not have the form it should: msgspec's messages, in the words of the person who sent it."""
+"""Turns msgspec's validation errors into sentences for the person who sent the value."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _FLAT: Final = str.maketrans(dict.fromkeys(map(chr, (*range(32), 127, *range(128
 
 
 def flat(text: str) -> str:
-    """Put spaces in the place of control characters, so that a text that was sent stays on one line."""
+    """Replace control characters by spaces, so that a text from outside stays on one line."""
     return text.translate(_FLAT)
 
 
 def explain(error: Exception, kind: Any = None) -> tuple[str, str]:
-    """Give a sentence that says what is wrong, and the field that it is about; `kind` is the type that was expected."""
+    """Give a sentence that says what is wrong, and the field concerned; `kind` is the expected type."""
     what, where = _parted(error)
     named = _FIELD.match(what)
     field = flat((f"{where}.{named['name']}" if named else where).lstrip(".")[:_MOST_FIELD])
@@ -56,14 +56,14 @@ def explain(error: Exception, kind: Any = None) -> tuple[str, str]:
 
 
 def requirement(error: Exception, kind: Any = None) -> str:
-    """Give what comes after the name of a value that is wrong as a whole: `must be 100 or more`."""
+    """Give the rule that a value breaks, to be put after its name: `must be 100 or more`."""
     what, where = _parted(error)
     rule = _rule(what, _type_at(kind, where)) if not where else None
     return rule or f"is not usable ({explain(error, kind)[0].rstrip('.')})"
 
 
 def listed(words: list[str]) -> str:
-    """Write words as people list what there is to choose from: `a, b or c`."""
+    """Join words as alternatives: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -73,7 +73,7 @@ def _parted(error: Exception) -> tuple[str, str]:
 
 
 def _rule(what: str, kind: inspect.Type | None) -> str | None:
-    """Say what a value must be; None if the message is none of msgspec's own."""
+    """Give the rule of a msgspec message; None if the message is not one of msgspec's."""
     if what.startswith("Invalid enum value"):
         choices = _choices(kind)
         return f"must be {listed(choices)}" if choices else f"cannot be {flat(what[19:_MOST_WORDS])}"
@@ -116,7 +116,7 @@ def _choices(kind: inspect.Type | None) -> list[str]:
 
 
 def _type_at(kind: Any, where: str) -> inspect.Type | None:
-    """Find the type that stands at a path such as `.limits[0].count` in the type that was expected."""
+    """Find the type at a path such as `.limits[0].count` in the expected type."""
     if kind is None:
         return None
     found: inspect.Type | None = _type_info(kind)

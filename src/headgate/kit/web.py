@@ -1,4 +1,4 @@
-"""Where our pages' files are: beside the package when it is installed, in `web/` of a checkout."""
+"""Finds the files of our pages: in the installed package, or in `web/` of a checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 @cache
 def web_folder() -> Path:
-    """Find the folder of pages, styles, scripts and languages."""
+    """Find the folder of pages, styles, scripts and translations."""
     for folder in (_PACKAGE / "web", _PACKAGE.parents[1] / "web"):
         if folder.is_dir():
             return folder
@@ -19,5 +19,5 @@ def web_folder() -> Path:
 
 @cache
 def web_text(name: str) -> str:
-    """Read one of our files; they do not change while a process runs."""
+    """Read one of the files, once per process."""
     return (web_folder() / name).read_text(encoding="utf-8")

@@ -12,9 +12,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
-from headgate.kit.aside import Aside
 from headgate.kit.problems import Closed, HeadgateError
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress, Tasks
 from headgate.locks import metrics
 from headgate.locks.held_lock import Held
 from headgate.locks.model import Grant, LockNames, LockRequest, LockState
@@ -34,8 +33,8 @@ class LockSource(ABC):
         self.names = LockNames()
         self._holdings: dict[tuple[object, str, str], Held] = {}
         self._keys: dict[Held, tuple[object, str, str]] = {}
-        self._aside = Aside()
-        self._asking = Underway()
+        self._tasks = Tasks()
+        self._calls = CallsInProgress()
         self._closing = False
         self._closed = False
 
@@ -85,7 +84,7 @@ class LockSource(ABC):
     async def take(self, request: LockRequest, holder: str) -> Grant:
         """Acquire a lock for a holder; raises Closed if this source is closing. `close()` waits for this call."""
         self._refuse_when_closing()
-        with self._asking:
+        with self._calls:
             grant = await self.grant(request, holder)
             if self._closing:
                 # It would not be renewed any more.
@@ -108,7 +107,7 @@ class LockSource(ABC):
 
     async def release(self, grant: Grant) -> None:
         """Release a lock; `close()` waits for this call."""
-        with self._asking:
+        with self._calls:
             await self.release_grant(grant)
 
     @abstractmethod
@@ -163,7 +162,7 @@ class LockSource(ABC):
 
     def start_task(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run a background task; it is cancelled at the latest when this source is closed."""
-        return self._aside.start(work)
+        return self._tasks.start(work)
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,8 +184,8 @@ class LockSource(ABC):
             self.leave(held.grant)
         self.wake_waiters()
         # A reply in flight may grant a lock, which must be released.
-        await self._asking.over(CLOSE_SECONDS)
-        await self._aside.close(CLOSE_SECONDS)
+        await self._calls.finished(CLOSE_SECONDS)
+        await self._tasks.close(CLOSE_SECONDS)
         self._closed = True
 
 

@@ -246,7 +246,7 @@ class Locks(LockSource):
         aside = request.replicas > 0 and not nonce
         request_id = "-" if nonce else request.request_id
         arguments = (holder, nonce, self.names.owner, int(request.announced), request_id)
-        reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, aside=aside))
+        reply = cast("list[int | bytes]", await self.store.run(RELEASE, thing, *arguments, in_order=aside))
         line = self._lines.get(thing) if len(reply) > 1 else None
         if line is None:
             return

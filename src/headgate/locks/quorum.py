@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.tasks import Tasks
 from headgate.locks import metrics
 from headgate.locks.lock_source import LockSource
 from headgate.locks.model import Grant, LockRequest, LockState
@@ -69,36 +70,36 @@ class Quorum(LockSource):
         self.voters = [Voter(url, prefix, longest_ttl) for url in urls]
         self._spare = len(urls) - self.majority
         self._timeout = server_timeout
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers = Tasks()
         self._looks: set[asyncio.Event] = set()
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(voter.keep()) for voter in self.voters]
-        opening = {loop.create_task(voter.opened()) for voter in self.voters}
+        for voter in self.voters:
+            self._keepers.start(voter.keep())
         try:
-            limit = loop.time() + OPEN_SECONDS
-            reached: set[asyncio.Task[None]] = set()
-            while len(reached) < self.majority:
-                done, _ = await asyncio.wait(
-                    opening - reached, timeout=limit - loop.time(), return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    raise QuorumLost(f"Only {len(reached)} of {len(opening)} servers can be reached.")
-                reached |= done
+            async with Tasks() as tasks:
+                opening = {tasks.start(voter.opened()) for voter in self.voters}
+                limit = loop.time() + OPEN_SECONDS
+                reached: set[asyncio.Task[None]] = set()
+                while len(reached) < self.majority:
+                    done, _ = await asyncio.wait(
+                        opening - reached, timeout=limit - loop.time(), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not done:
+                        raise QuorumLost(f"Only {len(reached)} of {len(opening)} servers can be reached.")
+                    reached |= done
         except BaseException:
-            await _cancel(self._keepers)
+            await self._keepers.close()
             raise
-        finally:
-            await _cancel(opening)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-        await _cancel(self._keepers)
+        await self._keepers.close()
 
     async def health(self) -> QuorumHealth:
         """Ask every server for its state."""
@@ -288,9 +289,3 @@ async def _answers(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(outcome, BaseException) and not isinstance(outcome, HeadgateError):
             raise outcome
     return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

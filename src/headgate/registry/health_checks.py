@@ -11,6 +11,7 @@ import msgspec
 from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.registry.alerts import Alerts
 from headgate.registry.model import Check, Instance
 from headgate.registry.probes import Prober
@@ -71,23 +72,22 @@ class HealthChecker:
         due_checks = [_decode_due(*words[i : i + 4]) for i in range(0, len(words), 4)]
         if due_checks:
             self._in_flight += len(due_checks)
-            self._registry.store.errands.start(self._run(thing, due_checks))
+            self._registry.store.tasks.start(self._run(thing, due_checks))
 
     async def _run(self, thing: Thing, due_checks: list[DueCheck]) -> None:
         """Run probes concurrently and save their outcomes as they come; those that end together are saved in one call."""
-        probes = {asyncio.ensure_future(self._prober.healthy(due.instance, due.check)): due for due in due_checks}
-        try:
-            while probes:
-                await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
-                await asyncio.sleep(BATCH_SECONDS)
-                ended = [task for task in probes if task.done()]
-                outcomes = [(probes.pop(task), task.result()) for task in ended]
-                self._in_flight -= len(outcomes)
-                await self._save(thing, outcomes)
-        finally:
-            self._in_flight -= len(probes)
-            for task in probes:
-                task.cancel()
+        async with Tasks() as tasks:
+            probes = {tasks.start(self._prober.healthy(due.instance, due.check)): due for due in due_checks}
+            try:
+                while probes:
+                    await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(BATCH_SECONDS)
+                    ended = [task for task in probes if task.done()]
+                    outcomes = [(probes.pop(task), task.result()) for task in ended]
+                    self._in_flight -= len(outcomes)
+                    await self._save(thing, outcomes)
+            finally:
+                self._in_flight -= len(probes)
 
     async def _save(self, thing: Thing, outcomes: list[tuple[DueCheck, bool]]) -> None:
         settings = self._registry.settings

@@ -89,7 +89,7 @@ class GroupCache:
         """List the groups of a type; some may be empty by now."""
         read_at, listing = self._lists.get(namespace, (0.0, None))
         if listing is None or monotonic() - read_at > GROUPS_FRESH_SECONDS:
-            listing = self._store.errands.start(self._index.list(namespace))
+            listing = self._store.tasks.start(self._index.list(namespace))
             if len(self._lists) > MOST_NAMESPACES:
                 self._lists.clear()
             self._lists[namespace] = (monotonic(), listing)

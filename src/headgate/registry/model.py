@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -272,11 +271,6 @@ def check_json(value: Json, field: str) -> bytes:
     if not shallow and _depth(value, field) > MOST_DEPTH:
         raise InvalidRequest(f"{field} is nested deeper than {MOST_DEPTH}.", field=field)
     return text
-
-
-def iso(ms: float) -> str:
-    """Format a time as ISO-8601 in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _depth(value: object, field: str) -> int:

@@ -22,6 +22,7 @@ from websockets.asyncio.client import connect
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.registry import metrics
 from headgate.registry.model import Check, CheckKind, Instance
 from headgate.registry.problems import ProbeForbidden
@@ -88,15 +89,11 @@ class Prober:
 
     async def answering(self, instances: list[Instance], seconds: float = DISCOVERY_TIMEOUT) -> list[Instance]:
         """Keep the instances that answer a probe now; all are probed concurrently within one time limit."""
-        probes = [asyncio.ensure_future(self.healthy(instance, instance.check)) for instance in instances]
-        try:
+        async with Tasks() as tasks:
+            probes = [tasks.start(self.healthy(instance, instance.check)) for instance in instances]
             if probes:
                 await asyncio.wait(probes, timeout=seconds)
             return [instance for instance, task in zip(instances, probes, strict=True) if task.done() and task.result()]
-        finally:
-            for task in probes:
-                task.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
 
     async def _probe(self, target: ProbeTarget) -> bool:
         """Try each address of the host until one can be reached."""

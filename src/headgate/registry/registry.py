@@ -307,7 +307,7 @@ class Registry:
         await self._index_service(thing, soon=True)
         if record.check:
             await self.checks.put(thing, SWEEP_IN_MS)
-        locating = asyncio.ensure_future(self.locations.put(namespace, record.instance_id, thing.name))
+        locating = self.store.tasks.start(self.locations.put(namespace, record.instance_id, thing.name))
         try:
             return await self._register(thing, record, mode, registration, nonce or new_nonce())
         finally:

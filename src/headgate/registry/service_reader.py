@@ -48,7 +48,7 @@ class ServiceReader:
     async def _read_shared(self, key: Key) -> ServiceState:
         pending = self._pending.get(key)
         if pending is None:
-            pending = self._pending[key] = self._store.errands.start(self._next(key))
+            pending = self._pending[key] = self._store.tasks.start(self._next(key))
         return await asyncio.shield(pending)
 
     async def _next(self, key: Key) -> ServiceState:

@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 
+from headgate.kit.wire import iso_time
 from headgate.registry.filters import Filter, passes, value_of
 from headgate.registry.model import (
     Check,
@@ -19,7 +20,6 @@ from headgate.registry.model import (
     Override,
     Protection,
     Record,
-    iso,
 )  # fmt: skip
 from headgate.store import Reply
 from headgate.store.watch.feed import FeedChange
@@ -126,7 +126,7 @@ class CachedInstance:
             record.instance_id, record.type, record.group, record.hostname, record.public_ip, record.private_ip,
             record.port, record.protocol, self.weight, self.enabled, self.ephemeral,
             self.healthy and (not late or held), self.draining, late and held and bool(deadline), record.system_info,
-            self.metadata, metrics, metrics, iso(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000,
+            self.metadata, metrics, metrics, iso_time(deadline - self.ttl_ms) if deadline else "", self.ttl_ms / 1000,
             self.registration, self.check, self.override,
         )  # fmt: skip
 
@@ -287,7 +287,7 @@ def decode_state(reply: Reply, known: CachedService = NOTHING) -> ServiceState:
     protection = Protection(
         mode.decode(),
         active=bool(until) or (kept and overdue > 0),
-        until=iso(until) if until else None,
+        until=iso_time(until) if until else None,
         suspects=overdue if kept else 0,
     )
     return ServiceState(

@@ -26,8 +26,8 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.registry.model import Instance
 from headgate.registry.service_state import ServiceState
 from headgate.store import Thing, script
-from headgate.store.watch.feed import Compacted, Feed, Notice, Reset, Snapshot
-from headgate.store.watch.reader import PAGE
+from headgate.store.watch.feed import Compacted, Feed, FeedEvent, Reset, Snapshot
+from headgate.store.watch.follower import PAGE
 
 if TYPE_CHECKING:
     from headgate.registry.registry import Registry
@@ -137,14 +137,14 @@ class TypeJournal:
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._caught_up = False
-        self._reads: dict[tuple[str, int, int], asyncio.Task[list[Notice[Instance]]]] = {}
+        self._reads: dict[tuple[str, int, int], asyncio.Task[list[FeedEvent[Instance]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._next_state: asyncio.Task[JournalState] | None = None
         self._state_in_flight: asyncio.Task[JournalState] | None = None
 
     def start(self) -> None:
         """Start to follow the groups."""
-        self._task = self._registry.store.errands.start(self._follow())
+        self._task = self._registry.store.tasks.start(self._follow())
 
     async def stop(self) -> None:
         """Stop following the groups."""
@@ -159,7 +159,7 @@ class TypeJournal:
     async def state(self) -> JournalState:
         """Read the state of all groups; watchers that start together share one read."""
         if self._next_state is None:
-            self._next_state = self._registry.store.errands.start(self._read_state())
+            self._next_state = self._registry.store.tasks.start(self._read_state())
         return await asyncio.shield(self._next_state)
 
     async def _read_state(self) -> JournalState:
@@ -182,30 +182,30 @@ class TypeJournal:
         if not self._caught_up:
             await self._refresh()
 
-    async def read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
+    async def read(self, group: str, after: int, until: int) -> list[FeedEvent[Instance]]:
         """Give a group's changes between two revisions, or its state if they were trimmed; watchers share the read."""
         key = (group, after, until)
         task = self._reads.get(key)
         if task is None:
-            task = self._reads[key] = self._registry.store.errands.start(self._read(*key))
+            task = self._reads[key] = self._registry.store.tasks.start(self._read(*key))
             task.add_done_callback(partial(self._end_read, key))
             for old in list(islice(self._reads, max(0, len(self._reads) - KEPT_READS))):
                 del self._reads[old]
         return await asyncio.shield(task)
 
-    def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[Notice[Instance]]]) -> None:
+    def _end_read(self, key: tuple[str, int, int], task: asyncio.Task[list[FeedEvent[Instance]]]) -> None:
         """Drop a failed read, so that the next watcher reads again."""
         if (task.cancelled() or task.exception() is not None) and self._reads.get(key) is task:
             del self._reads[key]
 
-    async def _read(self, group: str, after: int, until: int) -> list[Notice[Instance]]:
+    async def _read(self, group: str, after: int, until: int) -> list[FeedEvent[Instance]]:
         thing = self._service(group)
-        found: list[Notice[Instance]] = []
+        found: list[FeedEvent[Instance]] = []
         while True:
             page = await self._registry.feed.read(thing, after)
-            if page.what != "same":
+            if page.outcome != "same":
                 state = await self._registry.read_service(thing)
-                gone = Compacted(page.revision) if page.what == "compacted" else Reset(page.epoch, page.revision)
+                gone = Compacted(page.revision) if page.outcome == "compacted" else Reset(page.epoch, page.revision)
                 return [*found, gone, Snapshot(state.instances, state.revision, state.epoch)]
             found.extend(change for change in page.changes if change.revision <= until)
             if len(page.changes) < PAGE or page.changes[-1].revision >= until:

@@ -20,7 +20,7 @@ from headgate.registry.registry import Registry
 from headgate.registry.service_state import ServiceState, decode_put, decode_removal
 from headgate.registry.wire import InstancePut, InstanceRemoved, RegistryBookmark
 from headgate.store import Thing
-from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Notice, Reset, Snapshot
+from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, FeedEvent, Reset, Snapshot
 
 GROUPS_AT_ONCE: Final = 64
 _CURSOR: Final = re.compile(r"([0-9]{1,16})(?:\.([0-9]{1,16}))?\Z")
@@ -40,7 +40,7 @@ class GroupNotice(msgspec.Struct, frozen=True):
     """A notice of one group ("" means all groups), and the cursor after it if a watch can be resumed there."""
 
     group: str
-    notice: Notice[Instance]
+    notice: FeedEvent[Instance]
     cursor: Cursor | None = None
 
 
@@ -138,7 +138,7 @@ def read_cursor(text: str) -> Cursor:
     return Cursor(int(found[1]), int(found[2] or 0))
 
 
-def _write(thing: Thing, notice: Notice[Instance]) -> bytes:
+def _write(thing: Thing, notice: FeedEvent[Instance]) -> bytes:
     group = thing.name.partition("/")[2]
     if isinstance(notice, FeedChange):
         return _rendered(notice, group, str(notice.revision))
@@ -159,7 +159,7 @@ def _rendered(change: FeedChange, group: str, id_: str | None) -> bytes:
     return _render(change, group, id_)
 
 
-def _render(notice: Notice[Instance], group: str, id_: str | None) -> bytes:
+def _render(notice: FeedEvent[Instance], group: str, id_: str | None) -> bytes:
     revision = notice.revision
     match notice:
         case FeedChange(kind="put"):

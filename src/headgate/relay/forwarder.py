@@ -19,7 +19,7 @@ from headgate.http.client import ClientConnection, Pool, PoolExhausted, write_he
 from headgate.http.client_response import ClientResponse, Headers
 from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress
 from headgate.relay.headers import SAFE, pause_of, request_headers, response_headers, with_trace
 from headgate.relay.model import Outcome, Upstream
 from headgate.relay.permits import Permit, Permits
@@ -123,12 +123,12 @@ class Forwarder:
         self._secrets = settings.secrets_by_name()
         self._refused = [ipaddress.ip_network(text) for text in settings.refused_networks]
         self._pools: dict[str, Pool] = {}
-        self._underway = Underway()
+        self._calls = CallsInProgress()
         self._loop = asyncio.get_running_loop()
 
     async def over(self, seconds: float) -> None:
         """Wait until every request has ended, for at most so many seconds."""
-        await self._underway.over(seconds)
+        await self._calls.finished(seconds)
 
     def close(self) -> None:
         """Close the idle connections, and the others when their requests have ended."""
@@ -144,7 +144,7 @@ class Forwarder:
 
         `before` is called before each attempt, `refused` when the upstream refused one and the request waits again.
         """
-        with self._underway:
+        with self._calls:
             async with self._forward(view, request, deadline, place, most, before, refused) as answer:
                 yield answer
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from headgate.kit import traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, StoreUnavailable
+from headgate.kit.tasks import cancel
 from headgate.relay import metrics
 from headgate.relay.forwarder import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import target_of, trace_of
@@ -305,11 +306,7 @@ def _tasks(jobs: Iterable[HeldJob]) -> list[asyncio.Task[None]]:
 
 
 async def _cancelled(jobs: Sequence[HeldJob]) -> None:
-    tasks = _tasks(jobs)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    await cancel(*_tasks(jobs))
 
 
 def _request(policy: Upstream, order: Order) -> RelayRequest:

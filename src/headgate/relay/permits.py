@@ -18,7 +18,7 @@ from typing import Any, Final, Self, cast
 
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, DeadlineExceeded, HeadgateError, InvalidRequest, StoreFull, StoreUnavailable
-from headgate.kit.underway import Underway
+from headgate.kit.tasks import CallsInProgress
 from headgate.relay import metrics
 from headgate.relay.metrics import UpstreamMetrics
 from headgate.relay.model import NAMESPACE, SEND_MS, Outcome, Upstream
@@ -117,7 +117,7 @@ class Permits:
         self._numbers = itertools.count(1)
         self._states: dict[str, UpstreamState[Permit]] = {}
         self._settling: set[asyncio.Task[None]] = set()
-        self._asking = Underway()
+        self._calls = CallsInProgress()
         self._closing = False
         self._beat: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -139,7 +139,7 @@ class Permits:
     async def close(self, limit: float) -> None:
         """Refuse all calls, and report every permit and every cancelled waiter to the store, until the limit."""
         self.refuse()
-        await self._asking.over(limit - self._loop.time())
+        await self._calls.finished(limit - self._loop.time())
         await self.settled(limit - self._loop.time())
         if self._beat is not None:
             self._beat.cancel()
@@ -159,7 +159,7 @@ class Permits:
         started = self._loop.time()
         most = policy.max_waiting if most is None else most
         position = -1
-        with self._asking, state.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
+        with self._calls, state.lines.join(user, f"{self.process}.{next(self._numbers)}.{units}") as waiter:
             waiter.place = place
             waits = False
             try:
@@ -331,7 +331,7 @@ class Permits:
         return await self._store.run(what, state.thing, *args, deadline=deadline, user=user)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._store.errands.start(work)
+        task = self._store.tasks.start(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
         return task
@@ -343,7 +343,7 @@ class Permits:
     def _state(self, name: str) -> UpstreamState[Permit]:
         state = self._states.get(name)
         if self._beat is None:
-            self._beat = self._store.errands.start(self._keep_beating())
+            self._beat = self._store.tasks.start(self._keep_beating())
         if state is None:
             state = self._states[name] = UpstreamState(name, self.thing(name), self._hurry)
             on_hint = state.subscriber(self._upstreams.expire)

@@ -15,9 +15,10 @@ from urllib.parse import unquote
 import msgspec
 
 from headgate.http.client_response import Headers
-from headgate.http.routes import Call, ClientGone, Message, Receive, Scope, Send, Stopping, cancelled
+from headgate.http.routes import Call, ClientGone, Message, Receive, Scope, Send, Stopping
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, NotFound, StoreUnavailable, TooLarge
+from headgate.kit.tasks import cancel
 from headgate.relay.forwarder import Forwarder, RelayAnswer, RelayRequest
 from headgate.relay.headers import (
     refuse_ambiguous,
@@ -184,7 +185,7 @@ class DisconnectWatcher:
         if self._timer is not None:
             self._timer.cancel()
         if self._listening is not None:
-            await cancelled(self._listening)
+            await cancel(self._listening)
 
     def _departed(self, _: asyncio.Future[None]) -> None:
         if self._over:

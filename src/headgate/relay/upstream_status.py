@@ -35,7 +35,7 @@ class UpstreamStatusReader:
         """Return the sums over all users, and the busiest of them."""
         task = self._counting
         if task is None or (task.done() and self._loop.time() >= self._cached_until):
-            task = self._counting = self._store.errands.start(self._count())
+            task = self._counting = self._store.tasks.start(self._count())
         await asyncio.wait({task})  # the count goes on when its first caller is cancelled
         return task.result()
 

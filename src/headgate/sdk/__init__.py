@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headgate.kit.lazily import offered_by
+from headgate.kit.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from headgate.config.model import ContentType, Draft, Published, Update, Value
@@ -310,7 +310,9 @@ _HOMES = {
     "waiting_room.queues": "Audit AuditRecord History Minute",
     "waiting_room.signing": "Ticket",
 }
-__getattr__ = offered_by(__name__, {f"headgate.{home}": names.split() for home, names in _HOMES.items()})
+__getattr__ = lazy_names(
+    __name__, {name: f"headgate.{home}" for home, names in _HOMES.items() for name in names.split()}
+)
 
 
 def __dir__() -> list[str]:

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from headgate.kit.aside import Aside, ended
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError
+from headgate.kit.tasks import Tasks, cancel, finished
 from headgate.registry.model import InstanceBeat, Json, Record, Registered, new_nonce
 from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.sdk.registry_modes import Place, RegistryBackend
@@ -88,8 +88,8 @@ class Heartbeats:
         self._mode = mode
         self._interval = interval
         self._own: dict[str, OwnInstance] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.aside = Aside()
+        self._beating: dict[str, asyncio.Task[None]] = {}
+        self.tasks = Tasks()
         self._closed = False
 
     async def register(self, record: Record, figures: Callable[[], Json] | None = None) -> Registered:
@@ -99,12 +99,12 @@ class Heartbeats:
         if own is not None:
             return await self._register_anew(own, record, figures)
         nonce = new_nonce()
-        registering = self.aside.start(self._mode.register(record, nonce, None))
+        registering = self.tasks.start(self._mode.register(record, nonce, None))
         try:
-            made = await ended(registering)
+            made = await finished(registering)
         except BaseException as error:
             if not isinstance(error, HeadgateError) or error.status >= 500:
-                self.aside.start(self._withdraw(record, nonce, registering))
+                self.tasks.start(self._withdraw(record, nonce, registering))
             raise
         self.add(OwnInstance(record, made.registration, figures))
         return made
@@ -127,23 +127,20 @@ class Heartbeats:
         own = self._own.get(instance_id)
         if own is None:
             raise UnknownInstance("Register it with this client first.")
-        if instance_id not in self._tasks or self._tasks[instance_id].done():
-            self._tasks[instance_id] = asyncio.get_running_loop().create_task(self._keep_beating(own))
+        if instance_id not in self._beating or self._beating[instance_id].done():
+            self._beating[instance_id] = self.tasks.start(self._keep_beating(own))
 
     async def stop(self, instance_id: str | None) -> None:
         """Beat no more, for one or for all."""
-        names = list(self._tasks) if instance_id is None else [instance_id]
-        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        names = list(self._beating) if instance_id is None else [instance_id]
+        tasks = [self._beating.pop(name) for name in names if name in self._beating]
+        await cancel(*tasks)
 
     async def close(self) -> None:
         """Beat no more for anybody, and refuse to; what was begun has a moment to end."""
         self._closed = True
         await self.stop(None)
-        await self.aside.close(CLOSE_SECONDS)
+        await self.tasks.close(CLOSE_SECONDS)
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
@@ -192,8 +189,8 @@ class Heartbeats:
         if own.nonce is not None and not own.gone:
             self._refuse_when_closed()
             if own.coming_back is None or own.coming_back.done():
-                own.coming_back = self.aside.start(self._register(own, own.nonce))
-            await ended(own.coming_back)
+                own.coming_back = self.tasks.start(self._register(own, own.nonce))
+            await finished(own.coming_back)
 
     async def _register_anew(self, own: OwnInstance, record: Record, figures: Callable[[], Json] | None) -> Registered:
         while own.coming_back is not None and not own.coming_back.done():
@@ -201,8 +198,8 @@ class Heartbeats:
         if own.gone:
             return await self.register(record, figures)
         own.nonce = new_nonce()
-        own.coming_back = self.aside.start(self._register(own, own.nonce, record))
-        return await ended(own.coming_back)
+        own.coming_back = self.tasks.start(self._register(own, own.nonce, record))
+        return await finished(own.coming_back)
 
     async def _register(self, own: OwnInstance, nonce: str, record: Record | None = None) -> Registered:
         """Register an instance of ours again, with another record in the place of whoever is there, or as it was."""

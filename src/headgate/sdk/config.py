@@ -18,6 +18,7 @@ from headgate.config.model import ContentType, Draft, Published, Update, Value
 from headgate.config.problems import UnknownKey
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.tasks import Tasks, cancel
 from headgate.sdk.config_modes import (
     ConfigBackend,
     ConfigMarked,
@@ -33,6 +34,7 @@ from headgate.store import Store
 
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 5.0
+SAVE_SECONDS: Final = 5.0
 
 log = get_logger()
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class Config:
         self._mode = mode
         self._snapshots = snapshots
         self._snapshot_secrets = snapshot_secrets
-        self._saving: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._lives: dict[str, dict[str, list[Live[object]]]] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._stopped = False
@@ -127,7 +129,7 @@ class Config:
             await made.close()
             raise Closed
         if namespace not in self._following:
-            self._following[namespace] = asyncio.get_running_loop().create_task(self._keep_following(namespace))
+            self._following[namespace] = self._tasks.start(self._keep_following(namespace))
         return made
 
     async def _begin(self, live: Live[T], default: T | None) -> None:
@@ -154,10 +156,9 @@ class Config:
     async def stop(self) -> None:
         """End all that runs for this part."""
         self._stopped = True
-        tasks, self._following = list(self._following.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._saving, return_exceptions=True)
+        await cancel(*self._following.values())
+        self._following.clear()
+        await self._tasks.close(SAVE_SECONDS)
         for live in self._all():
             await live.close()
         self._lives.clear()
@@ -234,10 +235,7 @@ class Config:
                 write = asyncio.to_thread(self._snapshots.forget, name)  # it may have been open before
             else:
                 write = asyncio.to_thread(self._snapshots.write, name, value)
-            saving = asyncio.get_running_loop().create_task(write)
-            self._saving.add(saving)
-            saving.add_done_callback(self._saving.discard)
-            await asyncio.shield(saving)  # `stop` may end who waits, but what was taken is kept
+            await asyncio.shield(self._tasks.start(write))  # `stop` may end who waits, but what was taken is kept
 
     def _all(self) -> Sequence[Live[object]]:
         return [live for keys in self._lives.values() for lives in keys.values() for live in lives]

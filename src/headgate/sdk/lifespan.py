@@ -9,10 +9,11 @@ from typing import Final
 
 import msgspec
 
-from headgate.http.routes import Asgi, Message, Receive, Scope, Send, cancelled
+from headgate.http.routes import Asgi, Message, Receive, Scope, Send
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable
+from headgate.kit.tasks import Tasks
 from headgate.registry.model import Record
 from headgate.sdk.client import Headgate
 
@@ -70,12 +71,13 @@ class _Inner:
     def __init__(self, app: Asgi, scope: Scope) -> None:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
-        self._task = asyncio.ensure_future(self._run(app, scope))
+        self._tasks = Tasks()
+        self._task = self._tasks.start(self._run(app, scope))
 
     async def tell(self, message: Message) -> Message | None:
         """Hand a message on and give the answer; None if the application has no ear for it."""
         await self._inbox.put(message)
-        answer = asyncio.ensure_future(self._outbox.get())
+        answer = self._tasks.start(self._outbox.get())
         await asyncio.wait((answer, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             answer.cancel()
@@ -84,7 +86,7 @@ class _Inner:
 
     async def close(self) -> None:
         """End it, if it has not ended."""
-        await cancelled(self._task)
+        await self._tasks.close()
 
     async def _run(self, app: Asgi, scope: Scope) -> None:
         try:
@@ -104,11 +106,12 @@ class _Presence:
         self._present = False
         self._leave = asyncio.Event()
         self._tried: asyncio.Future[HeadgateError | None] = asyncio.get_running_loop().create_future()
+        self._tasks = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> HeadgateError | None:
         """Try once and go on trying; give what the registry refused it with."""
-        self._task = asyncio.ensure_future(self._run())
+        self._task = self._tasks.start(self._run())
         await asyncio.wait((self._tried, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._tried.done():
             self._task.result()  # raises what nobody foresaw
@@ -126,8 +129,7 @@ class _Presence:
 
     async def close(self) -> None:
         """Stop at once."""
-        if self._task is not None:
-            await cancelled(self._task)
+        await self._tasks.close()
 
     async def _run(self) -> None:
         while not self._leave.is_set():

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 from headgate.kit.logs import get_logger
+from headgate.kit.tasks import Tasks
 
 MOST: Final = 10_000
 
@@ -29,7 +30,9 @@ class Listening(Generic[C]):
         self._waiting: deque[C] = deque()
         self._most = MOST
         self._ready = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._stopped = False
+        self._tasks = Tasks()
+        self._task = self._tasks.start(self._run())
 
     def tell(self, change: C) -> None:
         """Put a change in line for this listener."""
@@ -41,17 +44,16 @@ class Listening(Generic[C]):
 
     async def stop(self) -> None:
         """Call it no more."""
-        if self._task is asyncio.current_task():
-            return  # a listener that unsubscribes itself finishes what it is doing
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._stopped = True
+        if self._task is not asyncio.current_task():  # a listener that unsubscribes itself finishes what it is doing
+            await self._tasks.close()
 
     async def _run(self) -> None:
         plain = not inspect.iscoroutinefunction(self.listener)
-        while True:
+        while not self._stopped:
             await self._ready.wait()
             self._ready.clear()
-            while self._waiting:
+            while self._waiting and not self._stopped:
                 change = self._waiting.popleft()
                 try:
                     answer = await _in_thread(self.listener, change) if plain else self.listener(change)

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.kit.aside import ended
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
+from headgate.kit.tasks import finished
 from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
 from headgate.locks.fences import checked_value
 from headgate.locks.model import Grant, LockRequest
@@ -75,10 +75,10 @@ class HttpLocksBackend(LockSource):
 
     async def _stand(self, want: LockRequest, holder: str, wait: float) -> Acquired:
         """Ask and stand in line; whoever is sent home hangs up, and the gateway leaves the line for it."""
-        asking = asyncio.get_running_loop().create_task(self._acquire(want, holder, wait))
+        asking = self.start_task(self._acquire(want, holder, wait))
         self._lines.add(asking)
         try:
-            return await ended(asking)
+            return await finished(asking)
         finally:
             self._lines.discard(asking)
             asking.cancel()

@@ -11,9 +11,9 @@ from typing import Final, TypedDict, Unpack
 
 import msgspec
 
-from headgate.kit.aside import ended
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
+from headgate.kit.tasks import Tasks, cancel, finished
 from headgate.registry.filters import parse_filters, passes_all
 from headgate.registry.model import (
     Change,
@@ -114,6 +114,7 @@ class Registry:
         self._ttl_seconds = ttl_seconds
         self._views: dict[tuple[str, str | None], View] = {}
         self._following: dict[tuple[str, str | None], asyncio.Task[None]] = {}
+        self._tasks = Tasks()
         self._beats = Heartbeats(mode, heartbeat_interval_ms / 1000)
         self._running = True
 
@@ -223,8 +224,9 @@ class Registry:
             yield made
         finally:
             try:
-                # Whoever is cancelled while leaving has left all the same.
-                await ended(self._beats.aside.start(self.remove(made.instance_id)))
+                # The removal goes on when the caller is cancelled meanwhile.
+                removal = self.remove(made.instance_id)
+                await (finished(self._beats.tasks.start(removal)) if self._running else removal)
             except StoreUnavailable as error:
                 log.info("could not leave; the lease will end by itself", instance=made.instance_id, error=str(error))
             except Superseded:
@@ -331,6 +333,7 @@ class Registry:
         await self._beats.close()
         for key in list(self._following):
             await self._unfollow(key)
+        await self._tasks.close()
         for view in list(self._views.values()):
             await view.close()
 
@@ -352,21 +355,20 @@ class Registry:
             raise Closed
         key = (type_, group)
         if key not in self._following:
-            self._following[key] = asyncio.get_running_loop().create_task(self._keep_following(type_, group, view))
+            self._following[key] = self._tasks.start(self._keep_following(type_, group, view))
         return view
 
     async def _unfollow(self, key: tuple[str, str | None]) -> None:
         task = self._following.pop(key, None)
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(task)
             await self._views[key].save()
             self._views[key].stale = True
 
     async def _keep_following(self, type_: str, group: str | None, view: View) -> None:
-        keeping = asyncio.get_running_loop().create_task(view.keep())
         pause = FIRST_PAUSE
-        try:
+        async with Tasks() as tasks:
+            tasks.start(view.keep())
             while True:
                 try:
                     async with aclosing(self._mode.watch(type_, group, view.position)) as happenings:
@@ -387,9 +389,6 @@ class Registry:
                 # Jitter, so that a thousand clients do not come back in the same instant.
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, LONGEST_PAUSE)
-        finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
 
 
 def registry_of(

@@ -16,11 +16,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from headgate.http.routes import cancelled
-from headgate.kit.aside import Aside, ended
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
+from headgate.kit.tasks import Tasks, cancel, finished
 from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
 
 if TYPE_CHECKING:
@@ -75,18 +74,19 @@ class Offer:
         self._untold: dict[str, Reason] = {}
         self._due = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
-        self._aside = Aside()
+        self._tasks = Tasks()
 
     async def __aenter__(self) -> Offer:
-        await self._aside.close(0)  # entered again, it takes back nothing any more
-        first = self._aside.start(self.beat())
+        await self._tasks.close()  # entered again, it takes back nothing any more
+        self._tasks = Tasks()
+        first = self._tasks.start(self.beat())
         try:
-            await ended(first)
+            await finished(first)
         except BaseException:
             # The seats may be on offer, and nobody is there: whoever was called to them would stand before a closed door.
             await self._withdraw(first)
             raise
-        self._beating = asyncio.ensure_future(self._keep_beating())
+        self._beating = self._tasks.start(self._keep_beating())
         return self
 
     async def __aexit__(
@@ -94,7 +94,7 @@ class Offer:
     ) -> None:
         try:
             # Whoever is cancelled while leaving has left all the same.
-            await ended(self._aside.start(self._end()))
+            await finished(self._tasks.start(self._end()))
         except HeadgateError as problem:
             log.warning("server could not sign off; its lease ends by itself", error=problem.detail)
 
@@ -104,7 +104,7 @@ class Offer:
         After that, the name may be that of a successor, and the seats are left to their lease. A name that was made here is nobody
         else's: its seats are taken back as long as that lasts.
         """
-        leaving = self._aside.start(self._take_back(first))
+        leaving = self._tasks.start(self._take_back(first))
         try:
             await asyncio.wait((leaving,), timeout=LEAVE_SECONDS)
         finally:
@@ -128,7 +128,7 @@ class Offer:
 
     async def _end(self) -> None:
         if self._beating is not None:
-            await cancelled(self._beating)
+            await cancel(self._beating)
         await self._leave()
 
     async def _leave(self) -> None:

@@ -1,7 +1,7 @@
-"""The one door to Valkey: run a script on a thing, within a deadline, and never twice by accident.
+"""The client of the store: runs scripts and commands on a thing, with a deadline and safe retries.
 
-A call is repeated only when the server surely did not run it, or when the script's header says that running it again gives
-the same answer. Whatever else is lost on the way is told to the caller as an unknown outcome.
+A call is retried only if the server surely did not run it, or if the script's header says that running it again gives the same
+answer. Otherwise a lost connection is raised as OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headgate.store.scripts.script import Script, sha_of
 from headgate.store.settings import StoreSettings
 
 OPEN_SECONDS: Final = 5.0
-JUDGE_AGAIN_SECONDS: Final = 1.0
+CHECK_AGAIN_SECONDS: Final = 1.0
 
 log = get_logger()
 FIRST_PAUSE: Final = 0.01
@@ -45,7 +45,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PendingCall(NamedTuple):
-    """A call that was sent: by which link, its reply, and when."""
+    """A call that was sent: its connection, its reply and its start."""
 
     link: Link
     reply: PendingReply
@@ -55,12 +55,12 @@ class PendingCall(NamedTuple):
 class Store:
     """A connected store; made by `open_store`."""
 
-    def __init__(self, address: Address, settings: StoreSettings, errands: Tasks) -> None:
+    def __init__(self, address: Address, settings: StoreSettings, tasks: Tasks) -> None:
         self.address = address
         self.prefix = settings.prefix
-        self.errands = errands
-        self.route: Route = ROUTES[address.kind](address, errands)
-        self.hints = Hints(self.route, errands)
+        self.tasks = tasks
+        self.route: Route = ROUTES[address.kind](address, tasks)
+        self.hints = Hints(self.route, tasks)
         self._second: Route | None = None
         self._loop = asyncio.get_running_loop()
         self._forks = forks.count
@@ -80,9 +80,9 @@ class Store:
         return self._loop.time() + self.deadline_seconds
 
     def now(self, thing: Thing | None = None) -> float:
-        """Give the store's time where a thing lives, or anywhere, in seconds, as our own monotonic clock expects it.
+        """Give the store's time on a thing's node, or on any, in seconds, extrapolated with our monotonic clock.
 
-        What is signed says this time: a process whose own clock is wrong would sign what others refuse, or honour too long.
+        Signatures carry this time: with its own clock, a process whose clock is wrong would sign tickets that others refuse.
         """
         clock = self.route.clock(0 if thing is None else thing.slot)
         if clock is None:
@@ -103,22 +103,22 @@ class Store:
         thing: Thing,
         *args: Arg,
         deadline: float | None = None,
-        aside: bool = False,
-        begun: PendingCall | None = None,
+        in_order: bool = False,
+        sent_call: PendingCall | None = None,
         **names: str,
     ) -> Reply:
-        """Run a script on a thing and give its reply; its refusals are raised as our exceptions.
+        """Run a script on a thing and give its reply; raises the script's refusals as our exceptions.
 
-        `aside` sends it by the connection of the replicated calls, and so after those that were sent before it. `begun` is
-        this very call, if it was sent already.
+        `in_order` uses the connection of the replicated calls, so that it runs after those sent before it. `sent_call` is the
+        result of `send_now`, if this call was sent already.
         """
         limit = self._loop.time() + self.deadline_seconds if deadline is None else deadline
-        route = self._second_route() if aside else self.route
+        route = self._second_route() if in_order else self.route
         sender = self._sender(script, thing, args, names, limit)
-        return await self._measured(route, script, thing, sender, limit, begun)
+        return await self._measured(route, script, thing, sender, limit, sent_call)
 
-    def begin(self, script: Script, thing: Thing, args: tuple[Arg, ...], limit: float) -> PendingCall | None:
-        """Send a script at once, if the way is open; None if it is not. `run` goes on with what was begun and went wrong."""
+    def send_now(self, script: Script, thing: Thing, args: tuple[Arg, ...], limit: float) -> PendingCall | None:
+        """Send a script at once if its connection is open, else give None; `run` handles errors of the call."""
         link = None if traces.on() else self.route.ready(thing.slot)
         if link is None:
             return None
@@ -136,10 +136,10 @@ class Store:
         counts: Callable[[Reply], bool],
         deadline: float | None = None,
     ) -> tuple[Reply, int]:
-        """Run a script and, if its reply counts, give its writes so long to reach so many replicas; tell how many have them.
+        """Run a script and, if `counts` accepts its reply, wait up to `ack_ms` for so many replicas; also give how many have it.
 
-        The server counts what came by the same connection and keeps that connection waiting: hence a second one to each
-        node, opened when first needed.
+        WAIT counts the writes of its own connection and blocks that connection: hence a second one to each node, opened
+        when first needed.
         """
         limit = self._loop.time() + self.deadline_seconds if deadline is None else deadline
         call = self._sender(script, thing, args, {}, limit)
@@ -156,9 +156,9 @@ class Store:
     def _sender(
         self, script: Script, thing: Thing, args: tuple[Arg, ...], names: dict[str, str], limit: float
     ) -> _Send[Reply]:
-        """Give what sends a script by a link, loading it first if this link never did or the server has forgotten it.
+        """Give a function that sends a script by a link, loading it first if this link has not or the server lost it.
 
-        The first call does not wait to be told that the script is missing: by then, a later call might have overtaken it.
+        The first call does not wait for NOSCRIPT: by then, a later call might have overtaken it.
         """
         script.check_arguments(len(args))
         context, reads = script.header.context, script.header.reads
@@ -174,16 +174,16 @@ class Store:
                 loading = link.send(("SCRIPT", "LOAD", source), limit)
                 loading.add_done_callback(lambda done: _note_refusal(done, refused))
             if asking:
-                _let_go(link.send(("ASKING",), limit))
-            if link.clock.doubted and not reads:
-                link.clock.writing(link.time())
+                _ignore_reply(link.send(("ASKING",), limit))
+            if link.clock.write_doubtful and not reads:
+                link.clock.write_attempted(link.time())
             if context:
                 ahead_ms = self._advance_ms if self._stands_at_ms is None else self._stands_at_ms - link.expected_ms()
                 reply = link.send(("EVALSHA", sha, len(keys), *keys, link.context(ahead_ms), *args), limit)
             else:
                 reply = link.send(("EVALSHA", sha, len(keys), *keys, *args), limit)
-            if link.clock.doubted and not reads:
-                reply.add_done_callback(lambda done: _note_taken(done, link.clock))
+            if link.clock.write_doubtful and not reads:
+                reply.add_done_callback(lambda done: _note_write(done, link.clock))
             return reply
 
         return send
@@ -195,15 +195,15 @@ class Store:
         thing: Thing,
         send: _Send[T],
         limit: float,
-        begun: PendingCall | None = None,
+        sent_call: PendingCall | None = None,
     ) -> T:
-        """Attempt a script's call, and note how long it took and how it ended."""
-        started = self._loop.time() if begun is None else begun.started
+        """Call a script, and measure its duration and outcome."""
+        started = self._loop.time() if sent_call is None else sent_call.started
         outcome = "ok"
         try:
             with self._span(script, thing):
                 again = script.header.repeatable
-                return await self._attempt(route, thing.slot, send, limit, again=again, begun=begun)
+                return await self._attempt(route, thing.slot, send, limit, again=again, sent_call=sent_call)
         except HeadgateError as error:
             outcome = error.code
             raise
@@ -211,7 +211,7 @@ class Store:
             metrics.script_seconds(script.name, outcome).observe(self._loop.time() - started)
 
     def _span(self, script: Script, thing: Thing) -> AbstractContextManager[traces.Span]:
-        """Record a script's call as one of a database, below the request that it belongs to."""
+        """Trace a script's call as a database call, below the request that it belongs to."""
         if not traces.on():
             return traces.span("EVALSHA")
         attributes: dict[str, traces.Attribute] = {
@@ -227,15 +227,15 @@ class Store:
 
     def _second_route(self) -> Route:
         if self._second is None:
-            self._second = ROUTES[self.address.kind](self.address, self.errands)
+            self._second = ROUTES[self.address.kind](self.address, self.tasks)
         return self._second
 
     async def read(self, thing: Thing, *command: Arg, deadline: float | None = None) -> Reply:
-        """Send one plain command that only reads (a range of a stream, say) to where a thing lives."""
+        """Send one plain command that only reads (a range of a stream, say) to a thing's node."""
         return await self._plain(thing, command, deadline, again=True)
 
     async def write(self, thing: Thing, *command: Arg, deadline: float | None = None, again: bool = False) -> Reply:
-        """Send one plain command that writes; `again` says that repeating it changes nothing more."""
+        """Send one plain command that writes; `again` says that it may be repeated."""
         return await self._plain(thing, command, deadline, again=again)
 
     async def ping(self, deadline: float | None = None) -> None:
@@ -249,7 +249,7 @@ class Store:
             raise _no_answer(error) from error
 
     async def facts(self) -> list[NodeFacts]:
-        """Tell what each primary says of itself: version, memory policy, persistence, replicas."""
+        """Read each primary's version, memory policy, persistence and replicas."""
         limit = self.deadline()
         try:
             async with asyncio.timeout_at(limit):
@@ -260,28 +260,28 @@ class Store:
             raise as_problem(error) from error
 
     def step_clock(self, ms: int) -> None:
-        """Load all scripts with a clock that stepped by so much, as if the server's had; for tests."""
+        """Load all scripts with a clock that has stepped by so much; for tests."""
         self._stands_at_ms, self._shift_ms = None, ms
         self._includes["server_time"] = _SHIFTED_TIME.replace("SHIFT", str(ms))
         self._rendered.clear()
 
     def advance_clock(self, ms: int) -> None:
-        """Load all scripts with a clock that is further by so much, as if we had waited; for tests."""
+        """Load all scripts with a clock that is ahead by so much, as if that time had passed; for tests."""
         self._advance_ms = ms
         self.step_clock(ms)
 
     def stop_clock(self, at_ms: int, *, stepped_ms: int = 0) -> None:
-        """Load all scripts with a clock that stands still at a moment, whatever this machine does meanwhile; for tests."""
+        """Load all scripts with a clock that stands still at a moment; for tests."""
         self._stands_at_ms, self._shift_ms = at_ms, stepped_ms
         self._includes["server_time"] = _STANDING_TIME.replace("MOMENT", str(at_ms + stepped_ms))
         self._rendered.clear()
 
     def close(self) -> None:
-        """End all connections; whoever waits for a hint looks, and finds that it is over."""
+        """Close all connections; listeners for hints are called, and their next call raises Closed."""
         self.route.close()
         if self._second is not None:
             self._second.close()
-        self.hints.tell_all()
+        self.hints.notify_all()
 
     def _source(self, script: Script) -> tuple[str, str]:
         if not self._includes:
@@ -296,71 +296,78 @@ class Store:
 
         def send(link: Link, *, load: bool, asking: bool) -> asyncio.Future[Reply]:
             if asking:
-                _let_go(link.send(("ASKING",), limit))
+                _ignore_reply(link.send(("ASKING",), limit))
             return link.send(command, limit)
 
         return await self._attempt(self.route, thing.slot, send, limit, again=again)
 
     async def _attempt(
-        self, route: Route, slot: int, send: _Send[T], limit: float, *, again: bool, begun: PendingCall | None = None
+        self,
+        route: Route,
+        slot: int,
+        send: _Send[T],
+        limit: float,
+        *,
+        again: bool,
+        sent_call: PendingCall | None = None,
     ) -> T:
-        """Send until there is an answer, the deadline has passed, or the outcome cannot be known."""
+        """Send until there is a reply, the deadline has passed, or the outcome cannot be known."""
         pause = FIRST_PAUSE
         load = False
-        detour: Endpoint | None = None
-        trouble: Exception | None = None
+        asked_node: Endpoint | None = None
+        last_error: Exception | None = None
         try:
             while True:
                 try:
-                    if begun is not None:
-                        link, sent, begun = begun.link, begun.reply, None
+                    if sent_call is not None:
+                        link, sent, sent_call = sent_call.link, sent_call.reply, None
                         return cast("T", await sent)
-                    ready = route.ready(slot) if detour is None else None
-                    link = ready or await self._find(route, slot, detour, limit)
-                    return await send(link, load=load, asking=detour is not None)
+                    ready = route.ready(slot) if asked_node is None else None
+                    link = ready or await self._find(route, slot, asked_node, limit)
+                    return await send(link, load=load, asking=asked_node is not None)
                 except LinkTimeout as error:
                     raise (StoreUnavailable(retry_after=1) if again else OutcomeUnknown()) from error
                 except LinkLost as error:
                     if error.sent and not again:
                         raise OutcomeUnknown from error
-                    trouble = error
-                    detour = None
+                    last_error = error
+                    asked_node = None
                 except ServerError as error:
-                    trouble = error
+                    last_error = error
                     if error.code == "NOSCRIPT" and not load:
                         load = True
                         continue
-                    detour = _target(error, link) if error.code == "ASK" else None
-                    if detour is not None:
+                    asked_node = _target(error, link) if error.code == "ASK" else None
+                    if asked_node is not None:
                         continue
                     if error.code == "MOVED":
                         route.moved(slot, _target(error, link))
                     elif error.code in ELSEWHERE:
-                        route.doubt(link)
+                        route.drop(link)
                     elif error.code not in LATER and error.code != "NOSCRIPT":
                         raise as_problem(error) from error
                 if self._loop.time() + pause >= limit:
-                    raise StoreUnavailable("The store is away.", retry_after=1).because(str(trouble)) from trouble
+                    raise StoreUnavailable("The store is away.", retry_after=1).because(str(last_error)) from last_error
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
         finally:
-            trouble = None  # breaks the reference cycle through its traceback
+            last_error = None  # breaks the reference cycle through its traceback
 
-    async def _find(self, route: Route, slot: int, detour: Endpoint | None, limit: float) -> Link:
-        """Open the way to a slot; when the store has been away for a while, callers do not wait out their deadline."""
+    async def _find(self, route: Route, slot: int, asked_node: Endpoint | None, limit: float) -> Link:
+        """Connect to a slot's node; when the store has been away for a while, fail before the caller's deadline."""
         if self._forks != forks.count:
             raise Forked
         if route.down_seconds() > DOWN_SECONDS:
             limit = min(limit, self._loop.time() + DOWN_WAIT)
-        # Not asyncio.timeout, which wants a task around it: a prompt operation has none.
-        finding = self.errands.start(route.link(slot) if detour is None else route.node(detour))
+        # Not asyncio.timeout, which needs a running task: the gateway also calls this outside of one.
+        finding = self.tasks.start(route.link(slot) if asked_node is None else route.node(asked_node))
         try:
             await asyncio.wait((finding,), timeout=limit - self._loop.time())
             if finding.done():
                 return finding.result()
         finally:
             finding.cancel()
-        raise _no_answer(route.trouble or f"{', '.join(map(str, self.address.nodes))} cannot be reached")
+        raise _no_answer(route.last_error or f"{', '.join(map(str, self.address.nodes))} cannot be reached")
 
 
 _named = lru_cache(maxsize=4096)(Thing)
@@ -378,13 +385,13 @@ async def open_store(
     any_store: bool = False,
     may_be_away: bool = False,
 ) -> AsyncIterator[Store]:
-    """Connect to the store the settings name; refuse one that would lose what we keep there, unless any will do.
+    """Connect to the store of the settings; refuse one that would lose our data, unless `any_store`.
 
-    One that may be away is opened all the same, and judged when it is there.
+    With `may_be_away`, a store that does not answer is opened all the same, and checked when it answers.
     """
     address = parse_address(settings.url)
-    errands = Tasks()
-    store = Store(address, settings, errands)
+    tasks = Tasks()
+    store = Store(address, settings, tasks)
     try:
         try:
             await _wait_until_up(store, wait_seconds)
@@ -394,21 +401,21 @@ async def open_store(
             if not may_be_away or isinstance(error.__cause__, ServerError):
                 raise
             log.warning("the store is away", nodes=[str(node) for node in address.nodes], error=error.detail)
-            errands.start(_judge_later(store, settings))
+            tasks.start(_check_later(store, settings))
         async with store.hints:
             yield store
     finally:
         store.close()
-        await errands.close()
+        await tasks.close()
 
 
-async def _judge_later(store: Store, settings: StoreSettings) -> None:
-    """Close a store that turns out to be one that would lose what we keep there."""
+async def _check_later(store: Store, settings: StoreSettings) -> None:
+    """Check a store as soon as it answers, and close it if it would lose our data."""
     while True:
         try:
             refuse_lossy(await store.facts(), store.address.kind, volatile=settings.volatile)
         except StoreUnavailable:
-            await asyncio.sleep(JUDGE_AGAIN_SECONDS)
+            await asyncio.sleep(CHECK_AGAIN_SECONDS)
         except HeadgateError as error:
             log.error("the store is refused", error=error.detail)
             store.close()
@@ -420,7 +427,7 @@ async def _judge_later(store: Store, settings: StoreSettings) -> None:
 async def _wait_until_up(store: Store, seconds: float) -> None:
     loop = asyncio.get_running_loop()
     limit = loop.time() + seconds
-    trouble: StoreUnavailable | None = None
+    last_error: StoreUnavailable | None = None
     while True:
         try:
             return await store.ping(min(limit, loop.time() + 1))
@@ -428,10 +435,10 @@ async def _wait_until_up(store: Store, seconds: float) -> None:
             cause = error.__cause__
             if isinstance(cause, ServerError) and cause.code not in LATER:
                 raise as_problem(cause) from cause
-            if trouble is None or not isinstance(cause, TimeoutError):
-                trouble = error  # a reason says more than that the last try was cut short
+            if last_error is None or not isinstance(cause, TimeoutError):
+                last_error = error  # an error says more than that the last attempt timed out
         if loop.time() >= limit - LONGEST_PAUSE:
-            raise trouble
+            raise last_error
         await asyncio.sleep(LONGEST_PAUSE)
 
 
@@ -446,21 +453,21 @@ def _target(error: ServerError, link: Link) -> Endpoint:
 
 
 def _note_refusal(done: asyncio.Future[Reply], refused: list[ServerError]) -> None:
-    """Keep why a script could not be loaded: the call itself will only say that it is not there."""
+    """Keep the error of SCRIPT LOAD: the call itself only says NOSCRIPT."""
     error = None if done.cancelled() else done.exception()
     if isinstance(error, ServerError) and error.code not in LATER:
         refused.append(error)
 
 
-def _note_taken(done: asyncio.Future[Reply], clock: NodeClock) -> None:
-    """Tell a node's clock that a script that writes was run there, whatever it answered."""
+def _note_write(done: asyncio.Future[Reply], clock: NodeClock) -> None:
+    """Tell a node's clock that a writing script was run there, whatever its reply."""
     error = None if done.cancelled() else done.exception()
     if not done.cancelled() and (error is None or (isinstance(error, ServerError) and error.code not in NOT_RUN)):
-        clock.taken()
+        clock.write_accepted()
 
 
-def _let_go(future: asyncio.Future[Reply]) -> None:
-    """Send a command whose own answer does not matter: the next one's tells."""
+def _ignore_reply(future: asyncio.Future[Reply]) -> None:
+    """Ignore the reply of a command, since the reply of the next one tells the outcome."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 

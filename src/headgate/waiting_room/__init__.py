@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headgate.kit.lazily import offered
+from headgate.kit.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from headgate.waiting_room.model import (
@@ -43,5 +43,11 @@ __all__ = [
     "WaitingRoomSettings",
 ]
 
-_HOMES = ("settings", "model", "policy", "waiting_room")
-__getattr__ = offered(__name__, __all__, [f"{__name__}.{home}" for home in _HOMES])
+_MODULES = {
+    "Policy": "policy",
+    "PolicyChange": "policy",
+    "QueueView": "policy",
+    "WaitingRoom": "waiting_room",
+    "WaitingRoomSettings": "settings",
+}
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{_MODULES.get(name, 'model')}" for name in __all__})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, TypeVar, cast
 
@@ -14,7 +13,7 @@ import msgspec
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
-from headgate.kit.wire import Wire
+from headgate.kit.wire import Wire, iso_time
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import QueueFacts, QueueMemory, RememberedQueue
 from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
@@ -206,7 +205,7 @@ class Queues:
         return Audit(
             thing.name,
             [
-                AuditRecord(_iso(int(at)), who, action, _object(old), _object(new))
+                AuditRecord(iso_time(int(at)), who, action, _object(old), _object(new))
                 for at, who, action, old, new in (
                     [record[name] for name in ("at", "who", "action", "old", "new")] for record in _records(entries)
                 )
@@ -264,7 +263,7 @@ class Queues:
             if len(self._learned) >= MOST_NAMED:
                 self._learned.clear()
             self._learned[thing] = now
-            self._store.errands.start(self._learn(thing))
+            self._store.tasks.start(self._learn(thing))
         return known
 
     def heard(self, thing: Thing, packed: bytes) -> QueueFacts | None:
@@ -409,12 +408,8 @@ def _minute(record: dict[str, str]) -> Minute:
     minute = numbers.pop("minute")
     numbers.pop("etaCount")
     return Minute(
-        minute=_iso(minute),
+        minute=iso_time(minute),
         **numbers,
         mean_wait_seconds=round(waited / admitted / 1000, 3) if admitted else None,
         mean_eta_error_seconds=round(missed / predicted / 1000, 3) if predicted else None,
     )
-
-
-def _iso(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

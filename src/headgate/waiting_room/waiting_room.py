@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
 from typing import Any, Final, cast
@@ -12,6 +11,7 @@ from typing import Any, Final, cast
 from headgate.kit import metrics
 from headgate.kit.life import Job
 from headgate.kit.problems import HeadgateError
+from headgate.kit.wire import iso_time
 from headgate.store import Store, Thing, script
 from headgate.waiting_room.entries import Entries
 from headgate.waiting_room.memory import QueueMemory
@@ -111,7 +111,7 @@ class WaitingRoom:
         thing = self.queues.thing(namespace, queue)
         looked, future = self._boards.get(thing, (0.0, None))
         if future is None or monotonic() - looked >= BOARD_SECONDS:
-            future = asyncio.ensure_future(self._look_at_board(thing))
+            future = self._store.tasks.start(self._look_at_board(thing))
             future.add_done_callback(partial(self._end_board, thing))
             self._boards[thing] = (monotonic(), future)
             if len(self._boards) > MOST_BOARDS:
@@ -211,7 +211,7 @@ class WaitingRoom:
             if len(self._woken) >= MOST_WOKEN:
                 self._woken.clear()
             self._woken[thing] = now
-            self._store.errands.start(self._put(thing))
+            self._store.tasks.start(self._put(thing))
 
     async def _put(self, thing: Thing) -> None:
         try:
@@ -224,7 +224,7 @@ class WaitingRoom:
         epoch, *numbers = cast("list[bytes | int]", reply)
         generation, serving, waiting, rate, now, _, *marks = cast("list[int]", numbers)
         self.queues.note(thing, generation, int(cast("bytes", epoch)), serving)
-        at = datetime.fromtimestamp(now / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = iso_time(now)
         return Board(
             queue=thing.name,
             epoch=cast("bytes", epoch).decode(),

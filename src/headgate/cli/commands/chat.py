@@ -21,6 +21,7 @@ from headgate.cli.commands.terminal_input import LineEditor, echo_off
 from headgate.cli.error_advice import instead, no_queue
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
+from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE, Entry, State, Status
 from headgate.waiting_room.problems import QueueUnknown, TicketExpired, TicketInvalid, TicketUsed
@@ -170,26 +171,21 @@ def _ticket(status: Status) -> str:
 
 async def _visit(nickname: str, address: str, ticket: str) -> str | None:
     """Chat until one side leaves; None if it was ours, else why the arena closed the connection."""
-    async with enter(address, ticket) as visit, LineEditor(f"{nickname}> ") as editor:
+    async with enter(address, ticket) as visit, LineEditor(f"{nickname}> ") as editor, Tasks() as tasks:
         editor.show(_rendered(Text(f"You are inside. {_HELP}", style="dim")))
         with suppress(ArenaClosed):
             await visit.ask_count()
-        listening = asyncio.ensure_future(_listen(visit, editor))
-        talking = asyncio.ensure_future(_talk(visit, editor, nickname))
-        try:
-            await asyncio.wait((listening, talking), return_when=asyncio.FIRST_COMPLETED)
-            if talking.done():
-                with suppress(ArenaClosed):  # then the arena has closed the connection
-                    await talking
-                    if not editor.terminal:  # a script has sent everything; answers of others may still come
-                        await asyncio.wait((listening,), timeout=_LAST_WORDS_SECONDS)
-                    return FLOODED if visit.farewell == FLOODED else None
-            await listening
-            return visit.farewell
-        finally:
-            for task in (listening, talking):
-                task.cancel()
-            await asyncio.wait((listening, talking))
+        listening = tasks.start(_listen(visit, editor))
+        talking = tasks.start(_talk(visit, editor, nickname))
+        await asyncio.wait((listening, talking), return_when=asyncio.FIRST_COMPLETED)
+        if talking.done():
+            with suppress(ArenaClosed):  # then the arena has closed the connection
+                await talking
+                if not editor.terminal:  # a script has sent everything; answers of others may still come
+                    await asyncio.wait((listening,), timeout=_LAST_WORDS_SECONDS)
+                return FLOODED if visit.farewell == FLOODED else None
+        await listening
+        return visit.farewell
 
 
 async def _listen(visit: ArenaVisit, editor: LineEditor) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -213,10 +214,11 @@ async def _stop(process: asyncio.subprocess.Process, held: Held) -> None:
     """End the command and all it started: politely for half of what is left of the lease, then at once."""
     loop = asyncio.get_running_loop()
     _kill(process.pid, signal.SIGTERM)
-    ended = asyncio.ensure_future(process.wait())
-    await asyncio.wait({ended}, timeout=max(0.0, (held.lease_ends - loop.time()) / 2))
+    with suppress(TimeoutError):
+        async with asyncio.timeout((held.lease_ends - loop.time()) / 2):
+            await process.wait()
     _kill(process.pid, signal.SIGKILL)
-    await ended
+    await process.wait()
 
 
 def _kill(pid: int, number: int) -> None:

@@ -27,6 +27,7 @@ from headgate.kit.life import Life, run_jobs
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
+from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration
 from headgate.sdk.seats import Offer
@@ -97,12 +98,9 @@ async def arena(
 
         if demo and parts.room is not None:
             await _make_queue(parts.room, settings)
-        beside = asyncio.ensure_future(run_jobs(parts.jobs, life.quiet))
-        try:
+        async with Tasks() as tasks:
+            tasks.start(run_jobs(parts.jobs, life.quiet))
             await life.run(_serve(game, hg, parts.room, configuration, life, why_not))
-        finally:
-            beside.cancel()
-            await asyncio.wait((beside,))
     traces.close()
     return 0
 

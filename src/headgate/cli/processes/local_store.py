@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -14,6 +13,7 @@ from headgate.kit import logs
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import DEFAULT, Configuration
+from headgate.kit.tasks import Tasks
 from headgate.store import Index, StoreSettings, open_store
 from headgate.store.client.address import parse_address
 from headgate.store.embedded import Embedded
@@ -67,12 +67,10 @@ async def local_store(
             async with open_store(settings) as store:
                 for part in ("upstream", "queue"):
                     await Index(store, part).note_age(new=True)
-        keeping = asyncio.ensure_future(_keep(embedded, give_up))
-        try:
+        async with Tasks() as tasks:
+            keeping = tasks.start(_keep(embedded, give_up))
             yield embedded.url
-        finally:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError):
+            if keeping.done():
                 await keeping
 
 

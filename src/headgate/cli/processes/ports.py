@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.kit.ports import trouble
+from headgate.kit.ports import bind_error
 from headgate.kit.problems import HeadgateError
 
 
@@ -14,6 +14,6 @@ class PortTaken(HeadgateError):
 
 def refuse_taken(host: str, port: int, flag: str) -> None:
     """Raise if this port cannot be listened on, naming the flag that chooses another."""
-    why = trouble(host, port)
+    why = bind_error(host, port)
     if why is not None:
         raise PortTaken(f"Port {port} on {host} cannot be used ({why}); free it or choose another with {flag}.")

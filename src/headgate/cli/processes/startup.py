@@ -13,7 +13,7 @@ from headgate.cli.processes.ports import refuse_taken
 from headgate.http.operations import Notice, OperationsSettings, Ready, serve_operations
 from headgate.kit import logs, metrics, traces
 from headgate.kit.logs import LogSettings
-from headgate.kit.ports import trouble
+from headgate.kit.ports import bind_error
 from headgate.kit.problems import StoreUnavailable
 from headgate.kit.settings import DEFAULT, Configuration
 from headgate.kit.traces import TraceSettings
@@ -55,7 +55,7 @@ async def listen_operations(
     """Serve probes and metrics; if the default port is taken, on a free one, but a chosen port must be free."""
     settings = configuration[OperationsSettings]
     port = settings.port
-    if configuration.origin("ops.port") == DEFAULT and trouble(settings.host, port) is not None:
+    if configuration.origin("ops.port") == DEFAULT and bind_error(settings.host, port) is not None:
         port = 0
     refuse_taken(settings.host, port, "--ops-port")
     async with serve_operations(port, ready, notice, host=settings.host) as taken:

@@ -22,6 +22,7 @@ from headgate.cli.trial.log_lines import log_line
 from headgate.kit.children import signal_child
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 
 STOP_SECONDS = 3.0
 READY_SECONDS = 60.0
@@ -68,20 +69,20 @@ class Running:
         """Run the child until `quiet`; one that dies is started again, unless it never was ready or dies often."""
         while not quiet.is_set():
             process = await self._start()
-            listening = asyncio.ensure_future(self._listen(process))
-            ready = asyncio.ensure_future(self._until_ready())
-            try:
-                code = await process.wait()
-            except asyncio.CancelledError:
-                await self._stop(process)
-                raise
-            finally:
-                ready.cancel()
-                _kill_group(process)  # whatever it started must not hold on to its port
-                assert process.stdin is not None
-                process.stdin.close()
-                await process.wait()
-                await asyncio.wait((listening, ready))
+            async with Tasks() as tasks:
+                listening = tasks.start(self._listen(process))
+                tasks.start(self._until_ready())
+                try:
+                    code = await process.wait()
+                except asyncio.CancelledError:
+                    await self._stop(process)
+                    raise
+                finally:
+                    _kill_group(process)  # whatever it started must not hold on to its port
+                    assert process.stdin is not None
+                    process.stdin.close()
+                    await process.wait()
+                    await asyncio.wait((listening,))
             if not quiet.is_set():
                 await self._mourn(code, quiet)
 

@@ -28,6 +28,7 @@ from headgate.cli.trial.crowd.report import report as write_report
 from headgate.cli.trial.crowd.view import plain, view
 from headgate.cli.trial.crowd.wire import CrowdClient, check_address
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE
 from headgate.waiting_room.problems import QueueUnknown
@@ -185,7 +186,8 @@ async def _run(
     stopped = False
     started = monotonic()
     playing: set[asyncio.Task[None]] = set()
-    watching = asyncio.ensure_future(_watch(record, hg, queue, started, title))
+    tasks = Tasks()
+    tasks.start(_watch(record, hg, queue, started, title))
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(limit):
@@ -193,7 +195,7 @@ async def _run(
                     pause = started + at - monotonic()
                     if pause > 0:
                         await asyncio.sleep(pause)
-                    playing.add(asyncio.create_task(player.play()))
+                    playing.add(tasks.start(player.play()))
                 # `gather` would take everybody along when time is up, and nobody would be left to be counted.
                 await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError:
@@ -207,9 +209,7 @@ async def _run(
         record.take_sample(seconds)
         unfinished = [task for task in playing if not task.done()]
         record.unfinished = len(crowd) - len(playing) + len(unfinished)
-        for task in [*unfinished, watching]:
-            task.cancel()
-        await asyncio.gather(*unfinished, watching, return_exceptions=True)
+        await tasks.close()
     for task in playing.difference(unfinished):
         task.result()  # what a player did not expect is ours to know
     return seconds, stopped

@@ -22,6 +22,7 @@ from headgate.http.server import listening
 from headgate.kit.life import Life
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
+from headgate.kit.tasks import Tasks
 from headgate.kit.web import web_text
 from headgate.sdk import Headgate
 from headgate.sdk.asgi import Gate
@@ -79,7 +80,7 @@ async def shop(
             async with listen_operations(configuration, why_not), listen(asgi(gate), listener, stop_seconds=2):
                 log.info("shop started", port=port)
                 await life.quiet.wait()
-                site.close()
+                await site.close()
     return 0
 
 
@@ -117,6 +118,7 @@ class Shop:
         self._url = url
         self._gateway = gateway
         self._rush = Rush()
+        self._tasks = Tasks()
         self._rushing: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,15 +136,14 @@ class Shop:
             case "POST", "/rush":
                 if not self._busy():
                     self._rush = Rush()
-                    self._rushing = asyncio.get_running_loop().create_task(self._rush.run(self._url))
+                    self._rushing = self._tasks.start(self._rush.run(self._url))
                 await _answer(send, 303, "", {"location": "/"})
             case _:
                 await _html(send, "Nothing here", '<p>There is nothing here. <a href="/">Back to the shop</a></p>', 404)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Send the crowd home."""
-        if self._rushing is not None:
-            self._rushing.cancel()
+        await self._tasks.close()
 
     def _busy(self) -> bool:
         return self._rushing is not None and not self._rushing.done()

@@ -29,6 +29,7 @@ from headgate.kit.logs import LogSettings
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
 from headgate.kit.settings import DEFAULT, Configuration, Settings, spellings
+from headgate.kit.tasks import Tasks
 from headgate.store import StoreSettings
 from headgate.store.embedded import DirectoryUnusable
 from headgate.waiting_room.signing import SigningKeys
@@ -132,16 +133,12 @@ async def up(
 
 async def _announce(running: list[Running], whereabouts: RunningUp, plan: UpPlan, life: Life, *, as_json: bool) -> None:
     """Say where everything is, once all of it is ready."""
-    ready = asyncio.ensure_future(wait_until_ready(running))
-    quiet = asyncio.ensure_future(life.quiet.wait())
-    try:
-        await asyncio.wait((ready, quiet), return_when=asyncio.FIRST_COMPLETED)
+    async with Tasks() as tasks:
+        ready = tasks.start(wait_until_ready(running))
+        await asyncio.wait((ready, tasks.start(life.quiet.wait())), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             return
         await ready
-    finally:
-        for waiting in (ready, quiet):
-            waiting.cancel()
     remember(plan.directory, whereabouts)
     if plan.elsewhere:
         here = shlex.quote(str(plan.directory.absolute()))

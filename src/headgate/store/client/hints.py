@@ -1,7 +1,7 @@
-"""Hints: one subscriber connection per process, any number of listeners.
+"""Hints: pub/sub messages, with one subscriber connection per process for all listeners.
 
-A hint only says "look now". It may be lost; then its listener looks at its next timer. Whenever the connection is new, every
-listener is told None: something may have been missed.
+A hint only says "read now". It may be lost; then its listener reads at its next timer. After a reconnect every listener is
+called with None, because it may have missed hints.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Listener = Callable[[str | None], None]
 
 
 class Hints:
-    """Listeners by channel, fed by one connection that is rebuilt whenever it is lost or falls silent."""
+    """The listeners by channel, and one connection that is reopened when it is lost or silent."""
 
-    def __init__(self, route: Route, errands: Tasks) -> None:
+    def __init__(self, route: Route, tasks: Tasks) -> None:
         self._route = route
-        self._errands = errands
+        self._tasks = tasks
         self._listeners: dict[bytes, list[Listener]] = {}
         self._link: Link | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Hints:
-        self._keeper = self._errands.start(self._keep())
+        self._task = self._tasks.start(self._run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if self._link is not None:
             self._link.close()
 
@@ -66,18 +66,18 @@ class Hints:
                 del self._listeners[channel]
                 self._push("UNSUBSCRIBE", channel)
 
-    def tell_all(self) -> None:
-        """Have every listener look, as if anything might have been missed."""
+    def notify_all(self) -> None:
+        """Call every listener with None, as after a reconnect."""
         for channel in tuple(self._listeners):
-            self._tell(channel, None)
+            self._notify(channel, None)
 
     @property
     def connected(self) -> bool:
-        """Tell whether hints can reach us now."""
+        """Tell whether the subscriber connection is open."""
         return self._link is not None and not self._link.closed
 
-    async def _keep(self) -> None:
-        """Hold one subscriber connection open for as long as the process lives."""
+    async def _run(self) -> None:
+        """Keep one subscriber connection open until cancelled."""
         while True:
             try:
                 link = self._link = await self._subscribe()
@@ -91,7 +91,7 @@ class Hints:
                     async with asyncio.timeout(PING_SECONDS):
                         await link.wait_closed()
                 except TimeoutError:
-                    if not link.heard_within(SILENT_SECONDS):
+                    if not link.received_within(SILENT_SECONDS):
                         link.close("the subscriber connection fell silent")
             self._link = None
             log.debug("subscriber connection lost")
@@ -112,14 +112,14 @@ class Hints:
         kind = message[0]
         if kind == b"message":
             channel, words = cast("list[bytes]", message[1:3])
-            self._tell(channel, words.decode(errors="replace"))
+            self._notify(channel, words.decode(errors="replace"))
         elif kind == b"subscribe":
-            self._tell(cast("bytes", message[1]), None)
+            self._notify(cast("bytes", message[1]), None)
 
-    def _tell(self, channel: bytes, words: str | None) -> None:
+    def _notify(self, channel: bytes, words: str | None) -> None:
         for listener in tuple(self._listeners.get(channel, ())):
             try:
                 listener(words)
             except Exception:
-                # One listener's mistake must not cost the others their hint.
+                # One listener's error must not keep the hint from the others.
                 log.exception("a listener failed", channel=channel.decode())

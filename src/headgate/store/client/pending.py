@@ -1,7 +1,7 @@
-"""A reply that somebody waits for: a future, and for who has no task a shorter way.
+"""A reply that is awaited: a future, with one optional callback that is called at once.
 
-A future calls back in a turn of the loop of its own, which costs more than most of what is done with the reply. Whoever sets
-`directly` instead is called in the very moment in which the reply is there; such a function raises nothing.
+A future's done callbacks each take a turn of the loop, which costs more than most of the work on a reply. `callback` is called
+in the moment in which the reply is set; it must not raise.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ else:
 
 
 class PendingReply(_Future):
-    """A reply that is on its way; whoever makes one sets `directly`, to None if nobody wants to be called."""
+    """A reply that has been asked for; its creator sets `callback`, to None if there is none."""
 
-    __slots__ = ("directly",)
+    __slots__ = ("callback",)
 
-    directly: Callable[[Any], None] | None
+    callback: Callable[[Any], None] | None
 
     def answer(self, reply: Reply) -> None:
-        """Settle it, unless whoever waited has given up."""
+        """Set the reply, unless the caller has given up."""
         if not self.done():
             self.set_result(reply)
-            # As _tell, without another call: this is how nearly all of them end.
-            directly, self.directly = self.directly, None
-            if directly is not None:
-                directly(self)
+            # As _call_back, without another call, since nearly all replies take this path.
+            callback, self.callback = self.callback, None
+            if callback is not None:
+                callback(self)
 
     def fail(self, error: Exception) -> None:
-        """Settle it with an error, unless whoever waited has given up."""
+        """Set an error, unless the caller has given up."""
         if not self.done():
             self.set_exception(error)
-            self._tell()
+            self._call_back()
 
-    def _tell(self) -> None:
-        # Let go of it first: it often holds us, and a circle would be left to the garbage collector.
-        directly, self.directly = self.directly, None
-        if directly is not None:
-            directly(self)
+    def _call_back(self) -> None:
+        # Cleared first: it often refers to this reply, and a reference cycle would be left to the garbage collector.
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            callback(self)

@@ -1,8 +1,8 @@
-"""Which node to ask: one server, the primary that the sentinels name, or a cluster's owner of a slot.
+"""Routing: finds the node for a slot (one server, the sentinels' primary, or the cluster's owner) and connects to it.
 
-A route keeps one link per node and opens a new one when the old is lost; callers who come meanwhile share one attempt. What
-it knew at the start (the URL's nodes) is never forgotten, so it finds its way back from any outage. A link that is lost is
-opened again also if nobody calls: scripts are told from when until when a node did not answer.
+A route keeps one link per node and reconnects when it is lost; concurrent callers share one attempt. The nodes of the URL are
+never forgotten, so it recovers from any outage. A lost link is reopened even without calls, because scripts are told from when
+until when a node did not answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SLOW_SECONDS: Final = 0.5
 
 
 class Route(ABC):
-    """Links by node; the layouts below say which node is wanted."""
+    """Keeps the links by node; the subclasses choose the node for a slot."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
+    def __init__(self, address: Address, tasks: Tasks) -> None:
         self.address = address
-        self._errands = errands
+        self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._links: dict[Endpoint, Link] = {}
         self._opening: dict[Endpoint, asyncio.Task[Link]] = {}
@@ -38,34 +38,34 @@ class Route(ABC):
         self._failures: dict[Endpoint, int] = {}
         self._down_since: float | None = None
         self._closed = False
-        self.trouble = ""  # why the last link could not be opened
+        self.last_error = ""  # of the last attempt to connect
 
     @abstractmethod
     def owner(self, slot: int) -> Endpoint | None:
-        """Name the node that owns a slot, as far as we know now."""
+        """Give the node that owns a slot, None if unknown."""
 
     @abstractmethod
     def slot_of(self, endpoint: Endpoint) -> int | None:
-        """Give a slot that a node owns, as far as we know now."""
+        """Give a slot that a node owns, None if it owns none."""
 
     @abstractmethod
     async def link(self, slot: int) -> Link:
-        """Give the link to the primary that owns a slot, finding out which that is if need be."""
+        """Give the link to the primary that owns a slot, looking up the owner and connecting if needed."""
 
     def ready(self, slot: int) -> Link | None:
-        """Give the link to a slot's owner if it is open already."""
+        """Give the link to a slot's owner if it is open."""
         endpoint = self.owner(slot)
         link = self._links.get(endpoint) if endpoint is not None else None
         return link if link is not None and not link.closed else None
 
     def clock(self, slot: int) -> NodeClock | None:
-        """Give the clock of a slot's owner, or another node's while that one has not told its time; None if none has."""
+        """Give the clock of a slot's owner, or another node's while that one is unknown; None if all are."""
         endpoint = self.owner(slot)
         clock = self._clocks.get(endpoint) if endpoint is not None else None
         return clock if clock is not None and clock.known else next(iter(self.clocks()), None)
 
     def clocks(self) -> list[NodeClock]:
-        """Give the clocks of all nodes that have told their time."""
+        """Give the clocks of all nodes whose time is known."""
         return [clock for clock in self._clocks.values() if clock.known]
 
     async def primaries(self) -> list[Link]:
@@ -73,38 +73,38 @@ class Route(ABC):
         return [await self.link(0)]
 
     def moved(self, slot: int, endpoint: Endpoint) -> None:  # noqa: B027 -- only a cluster has owners that move
-        """Take a node's word that another one owns a slot."""
+        """Note that another node owns a slot."""
 
-    def doubt(self, link: Link) -> None:
-        """Drop a link whose node said that it is not the one to ask."""
+    def drop(self, link: Link) -> None:
+        """Close a link whose node is no longer the primary."""
         link.close("this node is not the one to ask")
 
     def down_seconds(self) -> float:
-        """Tell for how long no node could be reached."""
+        """Give how long no node could be reached."""
         return self._loop.time() - self._down_since if self._down_since is not None else 0.0
 
     def nodes(self) -> set[Endpoint]:
-        """Name every node that is known: the URL's, and those that were found through them."""
+        """Give all known nodes: those of the URL, and those found through them."""
         return {*self.address.nodes, *self._clocks}
 
     def close(self) -> None:
-        """End all links; those that are being opened end with the errands, or when they are open."""
+        """Close all links; those being opened are closed with the tasks, or once they are open."""
         self._closed = True
         for link in self._links.values():
             link.close()
 
     async def node(self, endpoint: Endpoint) -> Link:
-        """Give the link to one node, opening it if need be."""
+        """Give the link to one node, connecting if needed."""
         link = self._links.get(endpoint)
         if link is not None and not link.closed:
             return link
         opening = self._opening.get(endpoint)
         if opening is None:
-            # In a context of nobody's: replies are handed out in the link's, and log lines must not name who opened it.
-            opening = self._errands.start(self._open(endpoint), Context())
+            # In an empty context, so that log lines do not inherit the request id of the caller that connected.
+            opening = self._tasks.start(self._open(endpoint), Context())
             self._opening[endpoint] = opening
             opening.add_done_callback(lambda done: self._opened(endpoint, done))
-        # A shared attempt must outlive the callers who happen to wait for it.
+        # A shared attempt goes on when a caller is cancelled.
         done, _ = await asyncio.wait({opening})
         return done.pop().result()
 
@@ -123,8 +123,8 @@ class Route(ABC):
                 clock.unanswered(started, now)
             raise
 
-    async def _keep(self, endpoint: Endpoint, link: Link) -> None:
-        """When a link is lost, find the way to its slots again."""
+    async def _reconnect(self, endpoint: Endpoint, link: Link) -> None:
+        """When a link is lost, connect to its slots again."""
         await link.wait_closed()
         while not self._closed and (slot := self.slot_of(endpoint)) is not None:
             try:
@@ -144,11 +144,11 @@ class Route(ABC):
         elif done.exception() is None:
             self._failures.pop(endpoint, None)
             self._links[endpoint] = done.result()
-            self._errands.start(self._keep(endpoint, done.result()), Context())
+            self._tasks.start(self._reconnect(endpoint, done.result()), Context())
             self._down_since = None
-            self.trouble = ""
+            self.last_error = ""
         else:
-            self.trouble = str(done.exception())
+            self.last_error = str(done.exception())
             self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
             if self._down_since is None and not any(not link.closed for link in self._links.values()):
                 self._down_since = self._loop.time()
@@ -168,10 +168,10 @@ class StandaloneRoute(Route):
 
 
 class SentinelRoute(Route):
-    """The primary that the sentinels name; asked again whenever it is lost or says that it is a replica."""
+    """The primary that the sentinels name; they are asked again when it is lost or becomes a replica."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
-        super().__init__(address, errands)
+    def __init__(self, address: Address, tasks: Tasks) -> None:
+        super().__init__(address, tasks)
         self._primary: Endpoint | None = None
         self._finding: asyncio.Task[Endpoint] | None = None
 
@@ -185,7 +185,7 @@ class SentinelRoute(Route):
         if (link := self.ready(slot)) is not None:
             return link
         if self._finding is None:
-            self._finding = self._errands.start(self._find())
+            self._finding = self._tasks.start(self._find())
             self._finding.add_done_callback(self._found)
         done, _ = await asyncio.wait({self._finding})
         return await self.node(done.pop().result())
@@ -196,7 +196,7 @@ class SentinelRoute(Route):
             self._primary = done.result()
 
     async def _find(self) -> Endpoint:
-        asked = [self._errands.start(self._ask(sentinel)) for sentinel in self.address.nodes]
+        asked = [self._tasks.start(self._ask(sentinel)) for sentinel in self.address.nodes]
         try:
             for answer in asyncio.as_completed(asked):
                 primary = await answer
@@ -230,14 +230,14 @@ class SentinelRoute(Route):
 
 
 class ClusterRoute(Route):
-    """The owner of each slot, from the cluster's own map; a MOVED mends one slot at once and asks for a new map."""
+    """The owner of each slot, from CLUSTER SLOTS; a MOVED updates one slot at once and triggers a new map."""
 
-    def __init__(self, address: Address, errands: Tasks) -> None:
-        super().__init__(address, errands)
+    def __init__(self, address: Address, tasks: Tasks) -> None:
+        super().__init__(address, tasks)
         self._owners: list[Endpoint | None] = [None] * SLOTS
         self._mapping: asyncio.Task[None] | None = None
         self._map_after = 0.0
-        self._trouble: LinkLost | ServerError | None = None
+        self._map_error: LinkLost | ServerError | None = None
 
     def owner(self, slot: int) -> Endpoint | None:
         return self._owners[slot]
@@ -256,22 +256,22 @@ class ClusterRoute(Route):
             await self._remap()
         owner = self._owners[slot]
         if owner is None:
-            raise self._trouble or LinkLost(f"no node of the cluster owns slot {slot}", sent=False)
+            raise self._map_error or LinkLost(f"no node of the cluster owns slot {slot}", sent=False)
         return await self.node(owner)
 
     async def primaries(self) -> list[Link]:
         await self._remap()
         owners = {owner for owner in self._owners if owner is not None}
         if not owners:
-            raise self._trouble or LinkLost("no node of the cluster owns any slot", sent=False)
+            raise self._map_error or LinkLost("no node of the cluster owns any slot", sent=False)
         return [await self.node(owner) for owner in owners]
 
     def moved(self, slot: int, endpoint: Endpoint) -> None:
         self._owners[slot] = endpoint
         self._start_map()
 
-    def doubt(self, link: Link) -> None:
-        super().doubt(link)
+    def drop(self, link: Link) -> None:
+        super().drop(link)
         self._start_map()
 
     async def _remap(self) -> None:
@@ -279,25 +279,25 @@ class ClusterRoute(Route):
 
     def _start_map(self) -> asyncio.Task[None]:
         if self._mapping is None or self._mapping.done():
-            self._mapping = self._errands.start(self._map())
+            self._mapping = self._tasks.start(self._map())
         return self._mapping
 
     async def _map(self) -> None:
-        """Ask the nodes we know, likely ones first, until one gives its map."""
+        """Ask the known nodes, connected ones first, until one gives its map."""
         await asyncio.sleep(self._map_after - self._loop.time())
         for endpoint in self._known():
             try:
                 reply = await self._ask_map(endpoint)
             except (LinkLost, ServerError) as error:
-                self._trouble = error
+                self._map_error = error
                 continue
             if self._read_map(reply, endpoint.host):
-                self._trouble = None
+                self._map_error = None
                 break
         self._map_after = self._loop.time() + MAP_SECONDS
 
     async def _ask_map(self, endpoint: Endpoint) -> Reply:
-        """Ask one node for the map. Replicas know it too, but keep no link: a new one is for this question alone."""
+        """Ask one node for the map, by its link if there is one. Others may be replicas, so their link is not kept."""
         limit = self._loop.time() + CONNECT_SECONDS
         kept = self._links.get(endpoint)
         if kept is not None and not kept.closed:

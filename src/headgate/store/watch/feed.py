@@ -1,12 +1,12 @@
-"""Watching a thing: its present state, then every change in order, once, without a gap, from any revision on.
+"""Feeds: a snapshot of a thing, then every change in order, exactly once, from any revision on.
 
-The truth is a stream in the thing's slot whose entries name the one before them. One reader per thing and process follows
-it, woken by hints and by a timer, and keeps the newest changes in memory. A watcher is only a position in that history: a
-slow one costs nothing but its own lateness, and one that falls behind what memory holds reads on from the store. A
-position whose history is gone is told so (`Compacted`, or `Reset` after a possible loss) and given the present state.
+The history of a thing is a stream in its slot, each of whose entries names the one before it. One follower per thing and process
+reads it, woken by hints and by a timer, and keeps the newest changes in memory. A subscriber is only a revision in that history:
+a slow one delays no other, and one that falls behind memory reads from the store. A subscriber whose revision is gone gets
+`Compacted`, or `Reset` after a possible loss, and a snapshot.
 
-Streams to many clients are broadcast: whoever is at the head of history waits on one future, a change is written as bytes
-once for all of them, and each future is given the same bytes.
+Broadcasts to many clients encode a change once: all subscribers at the head of history wait on a future each, and get the same
+bytes.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from prometheus_client import Gauge
 from headgate.store.keys import Thing
 from headgate.store.scripts.script import script
 from headgate.store.store import Store
-from headgate.store.watch.notices import (
+from headgate.store.watch.events import (
     Bookmark,
     Compacted,
+    Encode,
     FeedChange,
+    FeedEvent,
+    FeedEvents,
     FeedPage,
+    Filter,
     Item,
-    Lister,
-    Notice,
-    Notices,
-    Opening,
+    ReadSnapshot,
     Reset,
     Snapshot,
-    Writer,
-    position_after,
     read_page,
+    revision_after,
 )
-from headgate.store.watch.reader import PAGE, FeedReader, Subscription
+from headgate.store.watch.follower import PAGE, Follower, Subscription
 
 READ = script("headgate.store.watch", "feed_read")
 SETTLE = script("headgate.store.watch", "feed_settle")
 CONFIRM = script("headgate.store.watch", "feed_confirm")
 
-__all__ = ["Bookmark", "Compacted", "Feed", "FeedChange", "Notice", "Notices", "Reset", "Snapshot"]
+__all__ = ["Bookmark", "Compacted", "Feed", "FeedChange", "FeedEvent", "FeedEvents", "Reset", "Snapshot"]
 
 
 class Feed(Generic[Item]):
-    """All watches of one feature in this process."""
+    """All subscriptions of one feature in this process."""
 
     def __init__(
         self,
         store: Store,
-        lister: Lister[Item],
+        read_snapshot: ReadSnapshot[Item],
         *,
         settle: Callable[[Thing], Awaitable[None]] | None = None,
         open_watches: Gauge | None = None,
         lag: Gauge | None = None,
     ) -> None:
         self._store = store
-        self._lister = lister
+        self._read_snapshot = read_snapshot
         self._settle = settle
         self._open_watches = open_watches
         self._lag = lag
-        self._readers: dict[Thing, FeedReader[Item]] = {}
+        self._followers: dict[Thing, Follower[Item]] = {}
 
     async def read(self, thing: Thing, after: int, most: int = PAGE) -> FeedPage:
         """Read the changes later than a revision; a thing whose history may be lost gets its new epoch first."""
         for _ in range(3):
             page = read_page(await self._store.run(READ, thing, after, most))
-            if page.what != "uncertain":
+            if page.outcome != "uncertain":
                 break
             await self.settle(thing)
         return page
@@ -84,47 +84,48 @@ class Feed(Generic[Item]):
         """Make sure that the store takes writes where a thing lives; raises StoreUnavailable if it does not."""
         await self._store.run(CONFIRM, thing)
 
-    async def watch(self, thing: Thing, after: int | None = None) -> Notices[Item]:
-        """Follow a thing from a revision on; without one, its present state comes first."""
-        async with self._reader(thing) as reader:
-            async for notice in reader.watch(after):
-                yield notice
+    async def watch(self, thing: Thing, after: int | None = None) -> FeedEvents[Item]:
+        """Subscribe to a thing from a revision on; without one, the snapshot comes first."""
+        async with self._follower(thing) as follower:
+            async for event in follower.watch(after):
+                yield event
 
     async def broadcast(
-        self, thing: Thing, after: int | None, write: Writer[Item], opening: Opening[Item] | None = None
+        self, thing: Thing, after: int | None, write: Encode[Item], opening: Filter[Item] | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Follow a thing as bytes; watchers with the same `write` share what it writes of a change.
+        """Subscribe to a thing as bytes; subscribers with the same `write` share its result for each change.
 
-        What `write` leaves empty is not given. `opening` may choose among what has been missed, before the first bookmark.
+        Empty results are not sent. `opening` may filter the events before the first bookmark.
         """
-        async with self._reader(thing) as reader, self._counted():
-            ride = Subscription(write, after or 0, reader.history)
-            missed = opening(reader.opening(after)) if opening else reader.opening(after)
+        async with self._follower(thing) as follower, self._counted():
+            subscription = Subscription(write, after or 0, follower.history)
+            missed = opening(follower.begin(after)) if opening else follower.begin(after)
             while True:
-                async with aclosing(missed) as notices:
-                    async for notice in notices:
-                        ride.position = position_after(ride.position, notice)
-                        if chunk := write(thing, notice):
+                async with aclosing(missed) as events:
+                    async for event in events:
+                        subscription.position = revision_after(subscription.position, event)
+                        if chunk := write(thing, event):
                             yield chunk
-                while (carried := await reader.ride(ride)) is not None:
-                    yield carried
-                missed, ride.history = reader.reopening(ride.position, ride.history), reader.history
+                while (broadcast := await follower.next_chunk(subscription)) is not None:
+                    yield broadcast
+                missed = follower.resume(subscription.position, subscription.history)
+                subscription.history = follower.history
 
     @asynccontextmanager
-    async def _reader(self, thing: Thing) -> AsyncIterator[FeedReader[Item]]:
-        """Give the thing's reader, which lives as long as somebody watches."""
-        reader = self._readers.get(thing)
-        if reader is None:
-            reader = self._readers[thing] = FeedReader(self, thing)
-            reader.start(self._store)
-        reader.watchers += 1
+    async def _follower(self, thing: Thing) -> AsyncIterator[Follower[Item]]:
+        """Give the thing's follower, which runs as long as it has subscribers."""
+        follower = self._followers.get(thing)
+        if follower is None:
+            follower = self._followers[thing] = Follower(self, thing)
+            follower.start(self._store)
+        follower.subscribers += 1
         try:
-            yield reader
+            yield follower
         finally:
-            reader.watchers -= 1
-            if not reader.watchers:
-                del self._readers[thing]
-                await reader.stop()
+            follower.subscribers -= 1
+            if not follower.subscribers:
+                del self._followers[thing]
+                await follower.stop()
 
     @asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
@@ -138,25 +139,25 @@ class Feed(Generic[Item]):
             self._open_watches.dec()
 
     def note_lag(self) -> None:
-        """Say in the metrics how late the slowest reader is."""
+        """Set the metric of the follower that has not read for longest."""
         if self._lag is not None:
             self._lag.set(self.silent_seconds)
 
     @property
-    def watchers(self) -> int:
-        """Count who watches, in this process."""
-        return sum(reader.watchers for reader in self._readers.values())
+    def subscribers(self) -> int:
+        """Count the subscribers in this process."""
+        return sum(follower.subscribers for follower in self._followers.values())
 
     @property
-    def readers(self) -> int:
-        """Count the things that are followed, in this process."""
-        return len(self._readers)
+    def followers(self) -> int:
+        """Count the things that are followed in this process."""
+        return len(self._followers)
 
     @property
     def silent_seconds(self) -> float:
-        """Tell how long ago the slowest reader last heard from the store."""
-        return max((reader.silent_seconds for reader in self._readers.values()), default=0.0)
+        """Give how long ago the slowest follower last read from the store."""
+        return max((follower.silent_seconds for follower in self._followers.values()), default=0.0)
 
     async def list(self, thing: Thing) -> Snapshot[Item]:
-        """Give the present state."""
-        return await self._lister(thing)
+        """Read the snapshot of a thing."""
+        return await self._read_snapshot(thing)

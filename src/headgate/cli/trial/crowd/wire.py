@@ -130,7 +130,8 @@ class CrowdSocket:
 
     def __init__(self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
         self._writer = writer
-        self._draining = asyncio.ensure_future(_ignore(reader))
+        # `leave` and `crash` end it; a `Tasks` for each of thousands of players would cost more.
+        self._draining = asyncio.create_task(_ignore(reader))
 
     async def say(self, text: bytes) -> None:
         """Send a text message."""
