@@ -16,8 +16,8 @@ from headgate.sdk.queue import Queue, queue_of
 from headgate.sdk.seats import Offer
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
-from headgate.waiting_room.model import ServerView
 from headgate.waiting_room.signing import SigningKeys
+from headgate.waiting_room.wire import ServerView
 from tests.topology import eventually
 
 PATIENCE = 20

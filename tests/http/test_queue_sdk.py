@@ -22,7 +22,7 @@ from headgate.sdk import Headgate, HeadgateSync
 from headgate.sdk import queue as sdk_queue
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
-from headgate.waiting_room.model import BEAT_SECONDS, Beat
+from headgate.waiting_room.model import BEAT_SECONDS
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueUnknown,
@@ -32,6 +32,7 @@ from headgate.waiting_room.problems import (
     TicketUsed,
 )
 from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys, Ticket
+from headgate.waiting_room.wire import Beat
 from tests.processes import GatewayProcess
 from tests.topology import Topology, eventually
 

@@ -9,11 +9,11 @@ import pytest
 
 from headgate.gate.gate import Gate, Question, VerdictReason
 from headgate.gate.passes import VISITOR_SECONDS
+from headgate.gate.problems import RevocationsFull
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.policy import Auto, Bypass, FailMode
-from headgate.waiting_room.problems import RevocationsFull
 from tests.store.gate_world import NS, ask, configure, enter
 from tests.topology import Topology
 

@@ -15,7 +15,7 @@ from headgate.cli.processes.presence import process_record
 from headgate.cli.processes.relay import relay_edge
 from headgate.cli.processes.relay_assembly import open_relay
 from headgate.cli.settings import KINDS
-from headgate.gate.api import BypassRequest
+from headgate.gate.wire import BypassRequest
 from headgate.http.listener import listen
 from headgate.http.routes import Call, Stop
 from headgate.http.server import listening

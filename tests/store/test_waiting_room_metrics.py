@@ -16,7 +16,8 @@ from headgate.kit.named_metrics import MOST_NAMES, OTHER
 from headgate.store import Index, Store, Thing
 from headgate.waiting_room import PolicyChange
 from headgate.waiting_room.metrics import QUEUES, QueueNumbers
-from headgate.waiting_room.policy import Auto, Figures
+from headgate.waiting_room.policy import Auto
+from headgate.waiting_room.wire import Figures
 from tests.store.waiting_world import World
 from tests.topology import Topology, eventually
 

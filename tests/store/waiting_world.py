@@ -11,7 +11,7 @@ from typing import cast
 
 from headgate.store import Store, Thing
 from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
-from headgate.waiting_room.model import Beat
+from headgate.waiting_room.wire import Beat
 
 HEAD = struct.Struct("<cBdIII")
 

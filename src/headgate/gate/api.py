@@ -2,91 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
 import msgspec
-from msgspec import Meta
 
 from headgate.gate.gate import Gate, Question, Verdict
 from headgate.gate.page import PageState, choose_language, render, words_of
 from headgate.gate.passes import Visitor, read_cookies, set_cookie
+from headgate.gate.problems import MustWait, RevocationsFull
 from headgate.gate.returns import elsewhere, returnable, safe_return
+from headgate.gate.wire import BypassHeader, BypassRequest, CheckAnswer, CheckQuery, GateQuery, RevokeRequest, WaitQuery
 from headgate.http.routes import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, header_value, mounted
-from headgate.kit.ids import ThingName, member_id, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, RateLimited, StoreUnavailable
-from headgate.kit.wire import Wire
+from headgate.kit.ids import member_id, thing_name
+from headgate.kit.problems import InvalidRequest, NotFound, RateLimited, StoreUnavailable
 from headgate.waiting_room.model import State
 from headgate.waiting_room.policy import Theme
-from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown, RevocationsFull
+from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
 from headgate.waiting_room.waiting_room import WaitingRoom
 
-Name = Annotated[str, Meta(max_length=256)]
 RETRY_SECONDS: Final = 5
 _PASS: Final = Answer(b"")
 COOKIE: Final = {"Cookie": "the visitor's, with their place or their pass"}
 IS_THE_PAGE: Final = "is the waiting page's address"
-
-
-class CheckQuery(Wire):
-    """What a site's backend asks about."""
-
-    user_id: str
-    resource: Name = ""
-    event_type: Annotated[str, Meta(max_length=64)] = ""
-    path: Annotated[str, Meta(max_length=4096)] = ""
-
-
-class CheckAnswer(Wire, omit_defaults=True):
-    """Pass or wait; who must wait is in line already."""
-
-    decision: str
-    queue: str | None = None
-    rank: int | None = None
-    wait_url: str | None = None
-    reason: str = ""
-
-
-class GateQuery(Wire):
-    """What the proxy's own configuration says of a location; nothing in it comes from the visitor."""
-
-    namespace: ThingName = "default"
-    resource: ThingName = ""
-    event_type: ThingName = ""
-
-
-class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
-    """Which page to return to, and how the waiting page is shown; whatever a shared link brought along is not ours."""
-
-    return_to: str = ""
-    lang: str = ""
-    plain: str = ""
-
-
-class RevokeRequest(Wire):
-    """Whose pass is ended."""
-
-    user_id: str
-
-
-class BypassRequest(Wire):
-    """For how long a program of the site's own may pass the gate."""
-
-    for_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
-
-
-class BypassHeader(Wire):
-    """The header to send; whoever has it passes this queue's gate until it ends."""
-
-    header: str
-    value: str
-    expires_in_seconds: int
-
-
-class MustWait(HeadgateError):
-    """It is not your turn yet; you are in line, and your place is kept."""
-
-    code, status = "must_wait", 429
 
 
 def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:

@@ -25,10 +25,11 @@ from headgate.kit.metrics import counter
 from headgate.kit.problems import RateLimited, StoreFull, StoreUnavailable
 from headgate.store import Store, Thing, script
 from headgate.waiting_room.metrics import QUEUES, label
-from headgate.waiting_room.model import State, Status
+from headgate.waiting_room.model import State
 from headgate.waiting_room.policy import FailMode
 from headgate.waiting_room.problems import QueueUnknown, SessionUnknown, TicketInvalid
 from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Status
 
 REVOKE = script("headgate.waiting_room", "revoke")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Update,
         Value,
     )
+    from headgate.gate.problems import RevocationsFull
     from headgate.kit.problems import (
         Closed,
         DeadlineExceeded,
@@ -111,32 +112,8 @@ if TYPE_CHECKING:
     from headgate.sdk.sync_locks import SyncElection, SyncHeld, SyncLock
     from headgate.sdk.views import InstanceList
     from headgate.store.errors import ScriptFailed
-    from headgate.waiting_room.model import (
-        Board,
-        Entry,
-        Eta,
-        Reason,
-        Redeemed,
-        RenewedSession,
-        Seat,
-        Servers,
-        ServerView,
-        State,
-        Status,
-        User,
-    )
-    from headgate.waiting_room.policy import (
-        Auto,
-        Bypass,
-        FailMode,
-        Figures,
-        Placement,
-        Policy,
-        PolicyChange,
-        QueueView,
-        Seats,
-        Theme,
-    )
+    from headgate.waiting_room.model import Eta, Reason, State
+    from headgate.waiting_room.policy import Auto, Bypass, FailMode, Placement, Policy, PolicyChange, Seats, Theme
     from headgate.waiting_room.problems import (
         NotInLine,
         QueueClosed,
@@ -144,15 +121,30 @@ if TYPE_CHECKING:
         QueueLost,
         QueueReset,
         QueueUnknown,
-        RevocationsFull,
         SessionTaken,
         SessionUnknown,
         TicketExpired,
         TicketInvalid,
         TicketUsed,
     )
-    from headgate.waiting_room.queues import Audit, AuditRecord, History, Minute
     from headgate.waiting_room.signing import Ticket
+    from headgate.waiting_room.wire import (
+        Audit,
+        AuditRecord,
+        Board,
+        Entry,
+        Figures,
+        History,
+        Minute,
+        QueueView,
+        Redeemed,
+        RenewedSession,
+        Seat,
+        Servers,
+        ServerView,
+        Status,
+        User,
+    )
 
 __all__ = [
     "AlreadyHeld",
@@ -304,6 +296,7 @@ _HOMES = {
     "config.model": "ContentInvalid ContentType Draft NamespaceFull Published UnknownKey UnknownVersion Update Value",
     "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
+    "gate.problems": "RevocationsFull",
     "registry.api": "BatchAnswer",
     "registry.model": "Change Check CheckKind Evicted Instance Override OverrideChange Protection Record Registered ServiceFull ServiceSummary Superseded UnknownInstance",
     "relay.model": "Counter JobState JobView Kind Limit Per Response Retry Upstream UpstreamStatus UpstreamView UserFigures",
@@ -325,11 +318,11 @@ _HOMES = {
     "sdk.sync_locks": "SyncElection SyncHeld SyncLock",
     "sdk.views": "InstanceList",
     "store.errors": "ScriptFailed",
-    "waiting_room.model": "Board Entry Eta Reason Redeemed RenewedSession Seat ServerView Servers State Status User",
-    "waiting_room.policy": "Auto Bypass FailMode Figures Placement Policy PolicyChange QueueView Seats Theme",
-    "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown RevocationsFull SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
-    "waiting_room.queues": "Audit AuditRecord History Minute",
+    "waiting_room.model": "Eta Reason State",
+    "waiting_room.policy": "Auto Bypass FailMode Placement Policy PolicyChange Seats Theme",
+    "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
     "waiting_room.signing": "Ticket",
+    "waiting_room.wire": "Audit AuditRecord Board Entry Figures History Minute QueueView Redeemed RenewedSession Seat ServerView Servers Status User",
 }
 __getattr__ = offered_by(__name__, {f"headgate.{home}": names.split() for home, names in _HOMES.items()})
 

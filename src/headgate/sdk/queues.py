@@ -9,8 +9,7 @@ from headgate.kit.problems import InvalidRequest
 from headgate.sdk.http import Http
 from headgate.store import Store
 from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
-from headgate.waiting_room.admin_api import QueueList
-from headgate.waiting_room.queues import Audit, History
+from headgate.waiting_room.wire import Audit, History, QueueList
 
 OPERATOR = "operator"
 ACTIONS = ("pause", "resume", "drain", "reset", "admit")

@@ -21,7 +21,8 @@ from headgate.kit.aside import Aside, ended
 from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
-from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
+from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason
+from headgate.waiting_room.wire import Redeemed
 
 if TYPE_CHECKING:
     from headgate.sdk.queue_modes import QueueBackend

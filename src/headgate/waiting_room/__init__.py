@@ -5,23 +5,22 @@ from typing import TYPE_CHECKING
 from headgate.kit.lazily import offered
 
 if TYPE_CHECKING:
-    from headgate.waiting_room.model import (
+    from headgate.waiting_room.model import Eta, Reason, State
+    from headgate.waiting_room.policy import Policy, PolicyChange
+    from headgate.waiting_room.settings import WaitingRoomSettings
+    from headgate.waiting_room.waiting_room import WaitingRoom
+    from headgate.waiting_room.wire import (
         Beat,
         Board,
         Entry,
-        Eta,
-        Reason,
+        QueueView,
         Redeemed,
         RenewedSession,
         Seat,
         Servers,
-        State,
         Status,
         User,
     )
-    from headgate.waiting_room.policy import Policy, PolicyChange, QueueView
-    from headgate.waiting_room.settings import WaitingRoomSettings
-    from headgate.waiting_room.waiting_room import WaitingRoom
 
 __all__ = [
     "Beat",
@@ -43,5 +42,5 @@ __all__ = [
     "WaitingRoomSettings",
 ]
 
-_HOMES = ("settings", "model", "policy", "waiting_room")
+_HOMES = ("settings", "model", "policy", "wire", "waiting_room")
 __getattr__ = offered(__name__, __all__, [f"{__name__}.{home}" for home in _HOMES])

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
-from typing import Annotated, Any, Final
-
-from msgspec import Meta
+from typing import Any, Final
 
 from headgate.http.routes import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, event
-from headgate.kit.ids import MemberId, ThingName
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
-from headgate.kit.wire import Wire
-from headgate.waiting_room.model import (
-    DEFAULT_QUEUE,
-    MOST_SESSIONS,
-    Beat,
-    Board,
-    Entry,
-    Reason,
-    Redeemed,
-    RenewedSession,
-    Servers,
-    Status,
-)
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueClosed,
@@ -38,78 +22,29 @@ from headgate.waiting_room.problems import (
 )
 from headgate.waiting_room.signing import STORE_TIME
 from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import (
+    Beat,
+    Board,
+    EndRequest,
+    Entry,
+    EntryRequest,
+    HeartbeatRequest,
+    PersonQuery,
+    QueueQuery,
+    Redeemed,
+    RedeemRequest,
+    RemoveServerQuery,
+    RenewedSession,
+    RenewRequest,
+    Servers,
+    Status,
+)
 
 TAG: Final = "queue"
 NO_STORE: Final = {"Cache-Control": "no-store"}
 MOST_REPORT: Final = 2_097_152
 LOST: Final = (QueueUnknown, QueueReset, NotInLine, Forbidden)
 PLACE_TOKEN: Final = {"X-Place-Token": "the placeToken of the entry, which proves the place"}
-
-# The most is checked beside the store, in words that say what to do instead.
-Seats = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MOST_SESSIONS})]
-
-
-class EntryRequest(Wire):
-    """Who wants to join which queue."""
-
-    nickname: Annotated[str, Meta(min_length=1, max_length=64, examples=["Ryan"])]
-    queue: ThingName = DEFAULT_QUEUE
-    user_id: MemberId | None = None
-    proof: Annotated[str, Meta(max_length=4096)] | None = None
-
-
-class PersonQuery(Wire):
-    """Somebody in a queue; the place token may also be sent in X-Place-Token."""
-
-    user_id: MemberId
-    queue: ThingName = DEFAULT_QUEUE
-    place_token: Annotated[str, Meta(max_length=4096)] | None = None
-
-
-class QueueQuery(Wire):
-    """A queue."""
-
-    queue: ThingName = DEFAULT_QUEUE
-
-
-class HeartbeatRequest(Wire):
-    """What a server offers; `sessions` is who is inside, as far as the server knew at `asOf`."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    capacity: Seats | None = None
-    max_capacity: Seats | None = None
-    address: Annotated[str, Meta(max_length=256)] = ""
-    sessions: list[MemberId] | None = None
-    as_of: Annotated[int, Meta(ge=0, le=9_007_199_254_740_992)] = 0
-
-
-class RemoveServerQuery(Wire):
-    """Which queue a server leaves; with drain it only takes nobody new."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    drain: bool = False
-
-
-class RedeemRequest(Wire):
-    """The session that a ticket is spent for."""
-
-    session_id: MemberId
-    queue: ThingName = DEFAULT_QUEUE
-    instance_id: MemberId | None = None
-
-
-class EndRequest(Wire):
-    """Which session ends and why."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    instance_id: MemberId | None = None
-    reason: Reason = Reason.LEFT
-
-
-class RenewRequest(Wire):
-    """Which queue's session is renewed."""
-
-    queue: ThingName = DEFAULT_QUEUE
 
 
 def operations(room: WaitingRoom) -> list[Operation]:

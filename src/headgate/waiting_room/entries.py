@@ -16,11 +16,11 @@ from headgate.kit.problems import Closed, InvalidRequest, StoreFull, StoreUnavai
 from headgate.store import Arg, Batch, BatchedCall, Store, Thing, script
 from headgate.waiting_room.memory import QueueFacts, QueueMemory
 from headgate.waiting_room.metrics import STREAMS, label
-from headgate.waiting_room.model import Entry, Status
 from headgate.waiting_room.problems import NotInLine, QueueLost, QueueReset, QueueUnknown
 from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import PLACE_SECONDS, PlaceToken, ProofKeys, SigningKeys
 from headgate.waiting_room.statuses import FINAL, StatusReader, Wake, place_of, tell
+from headgate.waiting_room.wire import Entry, Status
 
 ENTRY = script("headgate.waiting_room", "entry")
 STATUS = script("headgate.waiting_room", "status")

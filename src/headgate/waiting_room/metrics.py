@@ -12,7 +12,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.named_metrics import MOST_NAMES, OTHER, LabelNames, NamedReadings
 from headgate.kit.problems import HeadgateError
 from headgate.store import Index, Thing
-from headgate.waiting_room.policy import Figures
+from headgate.waiting_room.wire import Figures
 
 WAITS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 

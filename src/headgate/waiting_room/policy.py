@@ -213,47 +213,5 @@ class PolicyChange(Wire, kw_only=True):
         return after.checked()
 
 
-class Figures(Wire, kw_only=True):
-    """How a queue stands now; `capacity` is the seats in force, `rate_per_second` the admissions measured lately."""
-
-    waiting: int
-    live: int
-    away: int
-    holds: int
-    kept: int
-    sessions: int
-    servers: int
-    capacity: int
-    rate_per_second: float
-    entered_total: int
-    admitted_total: int
-    issued_total: int
-    expired_total: int
-    redeemed_total: int
-    finished_total: int
-    left_total: int
-    abandoned_total: int
-    moved_total: int
-
-
-class QueueView(Policy, kw_only=True):
-    """A queue as an operator sees it: the policy, its version, its switches, and how things stand now."""
-
-    queue: str
-    namespace: str
-    version: int
-    generation: int
-    epoch: str
-    serving: int
-    paused: bool
-    draining: bool
-    waiting: int
-    away: int
-    holds: int
-    sessions: int
-    admitted_total: int
-    figures: Figures
-
-
 def _or_empty(value: float | None) -> str | int | float:
     return "" if value is None else value

@@ -14,12 +14,12 @@ import msgspec
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
-from headgate.kit.wire import Wire
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import QueueFacts, QueueMemory, RememberedQueue
-from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
+from headgate.waiting_room.policy import Policy, PolicyChange
 from headgate.waiting_room.problems import QueueLost, QueueUnknown
 from headgate.waiting_room.signing import PLACE_SECONDS
+from headgate.waiting_room.wire import Audit, AuditRecord, Figures, History, Minute, QueueView
 
 CONFIGURE = script("headgate.waiting_room", "configure")
 OPERATE = script("headgate.waiting_room", "operate")
@@ -53,51 +53,6 @@ class StoredQueue(msgspec.Struct, frozen=True):
     draining: bool
     offset_ms: int
     ahead_ms: int
-
-
-class AuditRecord(Wire):
-    """One entry of a queue's audit trail; `old` and `new` are policies, or an operator's switches."""
-
-    at: str
-    who: str
-    action: str
-    old: dict[str, object]
-    new: dict[str, object]
-
-
-class Audit(Wire):
-    """A queue's audit trail, newest first."""
-
-    queue: str
-    records: list[AuditRecord]
-
-
-class Minute(Wire):
-    """What happened in one minute, and how things stood at its end."""
-
-    minute: str
-    entered: int
-    admitted: int
-    issued: int
-    expired: int
-    redeemed: int
-    finished: int
-    left: int
-    abandoned: int
-    moved: int
-    waiting: int
-    away: int
-    holds: int
-    sessions: int
-    mean_wait_seconds: float | None
-    mean_eta_error_seconds: float | None
-
-
-class History(Wire):
-    """A queue's minutes, oldest first."""
-
-    queue: str
-    minutes: list[Minute]
 
 
 class Queues:

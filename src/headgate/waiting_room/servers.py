@@ -11,18 +11,10 @@ from headgate.kit.problems import InvalidRequest
 from headgate.store import Batch, Reply, Store, Thing, script
 from headgate.waiting_room.memory import QueueMemory
 from headgate.waiting_room.metrics import HOLD_SECONDS, label
-from headgate.waiting_room.model import (
-    LEASE_MS,
-    MOST_SESSIONS,
-    Beat,
-    Reason,
-    Redeemed,
-    Servers,
-    ServerView,
-    User,
-)
+from headgate.waiting_room.model import LEASE_MS, MOST_SESSIONS, Reason
 from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.queues import Queues
+from headgate.waiting_room.wire import Beat, Redeemed, Servers, ServerView, User
 
 HEARTBEAT = script("headgate.waiting_room", "heartbeat")
 REDEEM = script("headgate.waiting_room", "redeem")

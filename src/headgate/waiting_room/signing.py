@@ -19,8 +19,8 @@ from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet, OctKey, OKPKey
 
-from headgate.kit.problems import Forbidden, HeadgateError
-from headgate.waiting_room.problems import TicketExpired, TicketInvalid
+from headgate.kit.problems import Forbidden
+from headgate.waiting_room.problems import KeysInvalid, TicketExpired, TicketInvalid
 
 ALGORITHM: Final = "Ed25519"
 PLACE_SECONDS: Final = 86_400
@@ -30,12 +30,6 @@ LONGEST_TOKEN: Final = 4096
 # A header's members may be of any type, and the library takes some for what they should be.
 _UNREADABLE: Final = (JoseError, ValueError, TypeError)
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
-
-
-class KeysInvalid(HeadgateError):
-    """The signing keys must be a JWKS with private Ed25519 keys, newest first."""
-
-    code = "keys_invalid"
 
 
 class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -15,9 +15,10 @@ import msgspec
 
 from headgate.store import Reply, Thing
 from headgate.waiting_room.memory import QueueFacts
-from headgate.waiting_room.model import Flow, Seat, State, Status, poll_after_ms
+from headgate.waiting_room.model import Flow, State, poll_after_ms
 from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import SigningKeys, Ticket
+from headgate.waiting_room.wire import Seat, Status
 
 STATES: Final = {
     b"W": State.WAITING,

@@ -16,12 +16,13 @@ from headgate.store import Store, Thing, script
 from headgate.waiting_room.entries import Entries
 from headgate.waiting_room.memory import QueueMemory
 from headgate.waiting_room.metrics import QueueNumbers
-from headgate.waiting_room.model import Beat, Board, Entry, Reason, Redeemed, Servers, Status
+from headgate.waiting_room.model import Reason
 from headgate.waiting_room.promotion import Promotion
 from headgate.waiting_room.queues import BOARD, MARKS, Queues
 from headgate.waiting_room.servers import QueueServers
 from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys
+from headgate.waiting_room.wire import Beat, Board, Entry, Redeemed, Servers, Status
 
 SHARED_KEYS = script("headgate.waiting_room", "shared_keys")
 

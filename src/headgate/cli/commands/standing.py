@@ -16,8 +16,7 @@ from headgate.registry.model import ServiceSummary
 from headgate.relay.model import UpstreamStatus
 from headgate.sdk import Headgate
 from headgate.store import Store
-from headgate.waiting_room.model import ServerView
-from headgate.waiting_room.policy import QueueView
+from headgate.waiting_room.wire import QueueView, ServerView
 
 # Services and upstreams are asked one by one; a list longer than this is not read from a screen anyway.
 MOST = 50
