@@ -139,5 +139,5 @@ async def test_queues_that_come_and_go_leave_nothing_behind_in_memory(store: Sto
         await gate.rules.refresh()
         await queues.operate(thing, "delete", who="test")
         await gate.rules.refresh()
-    assert (len(gate.rules._guards), len(gate.rules._listening), len(queues._listening)) == (0, 0, 0)
+    assert (len(gate.rules._guards), len(gate.rules._listening), len(queues._subscriptions)) == (0, 0, 0)
     assert store.hints._listeners == {}

@@ -17,6 +17,7 @@ from headgate.kit.problems import StoreFull
 from headgate.store import StoreSettings, open_store
 from headgate.waiting_room import Entry, Reason
 from headgate.waiting_room.invariants import inspect
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import QueueReset, TicketExpired, TicketInvalid, TicketUsed
 from tests.store.full import full as full_store
 from tests.store.test_waiting_room_loss import lose_everything
@@ -194,7 +195,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
     def enter(self, user: str) -> None:
         before = self.do(self.world.look())
         was = before.people.get(user)
-        entering = self.world.room.entry("default", "main", user, user_id=user, trusted=True)
+        entering = self.world.room.entry("default", "main", EntryArguments(user, user_id=user, trusted=True))
         if self.full and (was is None or was.state in "EFLB"):
             with pytest.raises(StoreFull):
                 self.do(entering)
@@ -371,8 +372,8 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         over = set(before.people) - standing
 
         def heard() -> bool:
-            known = room.queues._memory.of(thing)
-            return known is not None and called <= set(known.called) and not over & set(known.called)
+            known = room.queues._memory.get(thing)
+            return known is not None and called <= set(known.promoted) and not over & set(known.promoted)
 
         self.do(eventually(heard, 5, "every hint has arrived"))
         self.do(lose_everything(self.world))

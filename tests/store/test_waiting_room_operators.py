@@ -74,17 +74,17 @@ async def test_a_deleted_queue_is_struck_from_the_list_also_when_a_worker_comes_
     world = World(store, real_time=True)
     await world.configure(capacity=1)
     promotion, index = world.room.promotion, world.room.queues.index
-    await promotion.look()
+    await promotion.visit_due()
     async with FaultyProxy(server.node.port) as proxy, open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far:
         operator = World(far, real_time=True)
         await operator.room.queues.view(operator.thing)
         proxy.delay(0.05)
         deleting = asyncio.ensure_future(operator.operate("delete"))
         while not deleting.done():
-            await promotion.look()
+            await promotion.visit_due()
             await asyncio.sleep(0.005)
         await deleting
-    await promotion.look()
+    await promotion.visit_due()
     assert list(await index.list()) == []
 
 

@@ -11,7 +11,8 @@ from typing import cast
 
 from headgate.store import Store, Thing
 from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
-from headgate.waiting_room.wire import Beat
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.wire import Beat, HeartbeatRequest
 
 HEAD = struct.Struct("<cBdIII")
 
@@ -154,7 +155,7 @@ class World:
 
     async def enter(self, user: str, **more: str) -> str:
         """Enter as an account and give the status."""
-        entry = await self.room.entry("default", self.queue, user, user_id=user, trusted=True, **more)
+        entry = await self.room.entry("default", self.queue, EntryArguments(user, user_id=user, trusted=True, **more))
         return str(entry.status)
 
     async def state(self, user: str) -> str:
@@ -176,9 +177,9 @@ class World:
     ) -> Beat:
         """Beat for a server; its sessions are reported if given."""
         return await self.room.heartbeat(
-            "default", self.queue, server, capacity=capacity, max_capacity=most, address=f"ws://{server}",
+            "default", server, HeartbeatRequest(queue=self.queue,capacity=capacity, max_capacity=most, address=f"ws://{server}",
             sessions=sessions, as_of=as_of,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     async def tick(self) -> None:
         """Let a worker visit the queue."""

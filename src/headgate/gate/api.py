@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode
 
 import msgspec
 
-from headgate.gate.gate import Gate, Question, Verdict
+from headgate.gate.gate import NICKNAME, Gate, Question, Verdict
 from headgate.gate.page import PageState, choose_language, render, words_of
 from headgate.gate.passes import Visitor, read_cookies, set_cookie
 from headgate.gate.problems import MustWait, RevocationsFull
@@ -16,7 +16,7 @@ from headgate.gate.wire import BypassHeader, BypassRequest, CheckAnswer, CheckQu
 from headgate.http.routes import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, header_value, mounted
 from headgate.kit.ids import member_id, thing_name
 from headgate.kit.problems import InvalidRequest, NotFound, RateLimited, StoreUnavailable
-from headgate.waiting_room.model import State
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.policy import Theme
 from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
 from headgate.waiting_room.waiting_room import WaitingRoom
@@ -306,7 +306,7 @@ class _WaitPage:
             if visitor is None:
                 call.spend("entry")
                 visitor = self._gate.newcomer()
-            entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
+            entry = await self._room.entry(call.namespace, queue, EntryArguments(NICKNAME, visitor.id, trusted=True))
         except QueueUnknown:
             if not query.return_to:  # nobody was sent here from a page of the site that they could go back to
                 return _page(msgspec.structs.replace(state, missing=True), 404, {})

@@ -20,12 +20,11 @@ from headgate.gate.rules import MOST_REVOKED, GateRules, Match
 from headgate.gate.traffic import Traffic
 from headgate.http.networks import within
 from headgate.kit.ids import new_uuid
-from headgate.kit.life import Job
 from headgate.kit.metrics import counter
 from headgate.kit.problems import RateLimited, StoreFull, StoreUnavailable
 from headgate.store import Store, Thing, script
 from headgate.waiting_room.metrics import QUEUES, label
-from headgate.waiting_room.model import State
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.policy import FailMode
 from headgate.waiting_room.problems import QueueUnknown, SessionUnknown, TicketInvalid
 from headgate.waiting_room.waiting_room import WaitingRoom
@@ -35,7 +34,6 @@ REVOKE = script("headgate.waiting_room", "revoke")
 
 FULL_SECONDS: Final = 0.1
 FLUSH_SECONDS: Final = 0.25
-COOL_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
 MOST_INSIDE: Final = 100_000
@@ -130,7 +128,7 @@ class Gate:
         figures[verdict.reason] = figures.get(verdict.reason, 0) + 1
         return verdict
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Tell what was counted, again and again."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
@@ -143,17 +141,13 @@ class Gate:
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
         """End somebody's pass on every gate; they may stand in line again."""
-        await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
-        await self._room.queues.mark(thing)
+        await self._room.queues.with_restore(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
+        await self._room.queues.mark_changed(thing)
         self._inside.pop((thing, user_id), None)
 
     async def visitor(self, cookies: tuple[str, ...]) -> Visitor | None:
         """Read a visitor's cookies; None if none of them is good."""
         return self._recognise(await self.keys(), cookies, self.rules.now()) if cookies else None
-
-    def jobs(self) -> list[Job]:
-        """Give what a worker does for the gate."""
-        return [Job("gate cooling", self.traffic.cool, COOL_SECONDS)]
 
     def newcomer(self) -> Visitor:
         """Make a visitor whom we have not seen before."""
@@ -274,7 +268,7 @@ class Gate:
         namespace, name, who = match.queue.namespace, match.queue.name, user_id or visitor.id
         if match.derived and self.rules.guard(match.queue) is None:
             await self.traffic.make(match.guard, name)
-        status: Status = await self._room.entry(namespace, name, NICKNAME, user_id=who, trusted=True)
+        status: Status = await self._room.entry(namespace, name, EntryArguments(NICKNAME, who, trusted=True))
         if status.status is State.WAITING and await self._called(match.queue):
             status = await self._room.status(namespace, name, who, trusted=True)
         if status.status is State.PROMOTED and isinstance(status.ticket_id, str):

@@ -152,7 +152,7 @@ class GateRules:
                 self._matches[key] = found
             return found
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Follow the store for as long as the process lives."""
         away = False
         while True:
@@ -195,7 +195,7 @@ class GateRules:
         """Read one queue now."""
         self._stale.discard(thing)
         try:
-            reply = await self._queues.kept(thing, lambda: self._store.run(RULES, thing, MOST_REVOKED))
+            reply = await self._queues.with_restore(thing, lambda: self._store.run(RULES, thing, MOST_REVOKED))
         except QueueUnknown:
             self._forget(thing)
             return None

@@ -115,7 +115,7 @@ class Traffic:
         replies = cast("list[int | Exception]", await self._store.run(TRAFFIC, guard.thing, *arguments))
         switched = [name for name, on in zip(requests, replies, strict=True) if on == 1 and name not in guard.on]
         if switched:
-            await self._queues.mark(guard.thing)
+            await self._queues.mark_changed(guard.thing)
             await self._rules.read(guard.thing)
             if "*" in auto.resource:
                 for name in switched:
@@ -132,7 +132,7 @@ class Traffic:
             pass
         if await self._store.run(SWITCH_OFF, guard.thing, resource, cooldown_ms) == 1:
             log.info("queue switched off", queue=resource, template=guard.thing.name)
-            await self._queues.mark(guard.thing)
+            await self._queues.mark_changed(guard.thing)
             await self._rules.read(guard.thing)
 
     async def _remove_derived(self) -> None:

@@ -1,4 +1,4 @@
-"""The waiting room's routes for operators; every change names who made it, and may insist on a version."""
+"""HTTP routes of the waiting room for operators; a change may require a version, and the audit trail names its author."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ def operations(room: WaitingRoom) -> list[Operation]:
 
 
 class QueueAdminRoutes:
+    """The handlers of the routes."""
+
     def __init__(self, room: WaitingRoom) -> None:
         self._queues: Queues = room.queues
         self._promotion = room.promotion
@@ -116,5 +118,5 @@ def _tagged(view: QueueView, status: int = 200) -> Answer:
 
 
 def _expected(call: Call) -> int | None:
-    """Read the version that the caller insists on."""
+    """Give the version that the caller requires."""
     return expected_version(call, ANY_VERSION)

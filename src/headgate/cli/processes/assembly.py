@@ -19,6 +19,7 @@ from headgate.config.settings import ConfigSettings
 from headgate.gate.api import mount as gate_mount
 from headgate.gate.api import operations as gate_operations
 from headgate.gate.gate import Gate
+from headgate.gate.jobs import jobs as gate_jobs
 from headgate.gateway.assembly import Keeper, open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.settings import GatewaySettings
@@ -46,6 +47,7 @@ from headgate.store import Store, StoreSettings, open_store
 from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.admin_api import operations as queue_admin_operations
 from headgate.waiting_room.api import operations as queue_operations
+from headgate.waiting_room.jobs import jobs as waiting_room_jobs
 from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.signing import SigningKeys
 
@@ -94,7 +96,7 @@ async def open_parts(
                 *gate_operations(gate, room),
             ],
             mounts=[gate_mount(gate), relay.mount()],
-            keepers=[presence, live.run, gate.rules.keep, gate.keep, room.numbers.keep, names.keep],
+            keepers=[presence, live.run, gate.rules.run, gate.run, room.numbers.run, names.keep],
             jobs=[
                 Job("presence", presence),
                 Job("live settings", live.run),
@@ -102,8 +104,8 @@ async def open_parts(
                 *registry_jobs(registry, prober, alerts),
                 *lock_jobs(locks),
                 *relay_jobs(relay),
-                *room.jobs(),
-                *gate.jobs(),
+                *waiting_room_jobs(room),
+                *gate_jobs(gate),
             ],
             signing_keys=room.signing_keys,
         )
