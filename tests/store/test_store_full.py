@@ -11,7 +11,7 @@ import pytest
 from headgate.config.config import Config
 from headgate.config.model import Draft, UnknownKey
 from headgate.config.settings import ConfigSettings
-from headgate.gate.gate import Gate, Question
+from headgate.gate.gate import Gate, GateRequest
 from headgate.gate.gate import VerdictReason as Why
 from headgate.kit.problems import StoreFull
 from headgate.locks import Locks
@@ -122,7 +122,7 @@ async def test_who_passed_the_gate_goes_on_and_who_waits_there_is_let_in(server:
     gate = Gate(store, world.room)
 
     async def ask(user: str) -> Why:
-        return (await gate.ask(Question(NS, resource="sale", user_id=user))).reason
+        return (await gate.check(GateRequest(NS, resource="sale", user_id=user))).reason
 
     await world.configure(capacity=1, session_ttl_seconds=30)
     await gate.rules.refresh()

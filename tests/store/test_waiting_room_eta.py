@@ -1,4 +1,4 @@
-"""What people are told of their wait, against what becomes of it: openings, long stays, and the two paces of a line."""
+"""Estimated waits compared with real ones: openings, long stays, and the two paces of a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What asking leaves behind: nothing. Neither the process nor the store grows with the number of questions."""
+"""Status requests leave nothing behind: neither the process nor the store grows with their number."""
 
 from __future__ import annotations
 

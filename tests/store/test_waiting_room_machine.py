@@ -64,7 +64,7 @@ ACTIONS = st.one_of(
 
 
 class Model:
-    """What must be true whatever happens: seats on offer, tickets spent, and who may be where after what."""
+    """The expected state: seats on offer, tickets redeemed, and the states that each user may be in."""
 
     def __init__(self) -> None:
         self.offers: dict[str, int] = {}  # what each server last said, while it is not draining
@@ -85,7 +85,7 @@ class Model:
             assert len(after.seats) <= max(len(before.seats), self.fixed), (before.seats, after.seats)
 
     def check_order(self, before: Snapshot, after: Snapshot) -> None:
-        """Whoever was called stood before everybody who still waits."""
+        """Check that promoted users were ahead of all users who still wait."""
         called = [user for user in before.waiting if after.people[user].state == "P"]
         for user in called:
             overtaken = [other for other, place in after.waiting.items() if place < before.waiting[user]]

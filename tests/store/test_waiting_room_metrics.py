@@ -1,4 +1,4 @@
-"""What the waiting room counts and measures, from one player's life and from those who did not come."""
+"""Metrics of the waiting room, for a user who enters and for users who do not come."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_a_thousand_queues_of_a_pattern_come_and_go_and_leave_no_series(st
     names = MetricNames(queues.index, Index(store, "service"), Index(store, "upstream"))
 
     async def come(number: int) -> None:
-        thing = await gate.traffic.make(guard, f"{stem}-{number}")
+        thing = await gate.traffic.create_queue(guard, f"{stem}-{number}")
         await world.room.entry("default", thing.name, EntryArguments("u", user_id="u", trusted=True))
         await world.room.promotion.visit(thing)
         await queues.operate(thing, "delete", who="test")

@@ -1,4 +1,4 @@
-"""What operators do to a queue: carried out once, kept in the trail, and not undone by a loss of data."""
+"""Operators' actions on a queue: done once, recorded in the audit trail, and not undone by a loss of data."""
 
 from __future__ import annotations
 

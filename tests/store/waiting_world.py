@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def line(self) -> list[str]:
-        """Who waits, in order."""
+        """The waiting users, in order."""
         return sorted(self.waiting, key=self.waiting.__getitem__)
 
     def contradictions(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The gate's routes: one decision in each proxy's words, the plain check for a site's backend, and the waiting page."""
+"""HTTP routes of the gate: the check for each proxy's protocol, the check for a site's backend, and the waiting page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from urllib.parse import parse_qs, urlencode
 
 import msgspec
 
-from headgate.gate.gate import NICKNAME, Gate, Question, Verdict
-from headgate.gate.page import PageState, choose_language, render, words_of
+from headgate.gate.gate import NICKNAME, Gate, GateRequest, Verdict
+from headgate.gate.page import PageState, choose_language, render, texts_of
 from headgate.gate.passes import Visitor, read_cookies, set_cookie
 from headgate.gate.problems import MustWait, RevocationsFull
-from headgate.gate.returns import elsewhere, returnable, safe_return
+from headgate.gate.returns import on_other_host, return_target, safe_return
 from headgate.gate.wire import BypassHeader, BypassRequest, CheckAnswer, CheckQuery, GateQuery, RevokeRequest, WaitQuery
 from headgate.http.routes import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, header_value, mounted
 from headgate.kit.ids import member_id, thing_name
@@ -28,7 +28,7 @@ IS_THE_PAGE: Final = "is the waiting page's address"
 
 
 def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
-    """Give the check and the page."""
+    """List the routes that have one method."""
 
     async def check_gate(call: Call) -> CheckAnswer:
         query: CheckQuery = call.query
@@ -38,8 +38,8 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             thing_name(query.event_type, "eventType")
         if not query.resource and not query.path:
             raise InvalidRequest("Say which resource or path is asked for.", field="resource")
-        verdict = await gate.ask(
-            Question(
+        verdict = await gate.check(
+            GateRequest(
                 call.namespace,
                 resource=query.resource,
                 event_type=query.event_type,
@@ -148,7 +148,7 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
 
 
 def mount(gate: Gate) -> Mount:
-    """Give the gate of the proxies that ask with any method, which is why it is a plain application."""
+    """Mount the checks of proxies that send the visitor's own method, for which routes are too narrow."""
 
     def route(path: str, summary: str, description: str, **more: Any) -> Operation:
         return Operation(
@@ -172,18 +172,18 @@ def mount(gate: Gate) -> Mount:
 
 
 class _Nginx:
-    """`/gate/nginx`, asked before each page and each picture: whoever is let through costs as little as can be."""
+    """`/gate/nginx`; nginx asks before each request, so the answer to a visitor with a pass is cheap."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     async def ask(self, call: Call) -> Answer:
-        """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
+        """Check a request; nginx accepts only 2xx, 401 and 403, so the page's address is in a header."""
         query: GateQuery = call.query
         target = call.headers.get(b"x-original-uri", b"/")
         secure = is_secure(call)
-        verdict = await self._gate.ask(
-            Question(
+        verdict = await self._gate.check(
+            GateRequest(
                 query.namespace,
                 query.resource,
                 query.event_type,
@@ -199,14 +199,14 @@ class _Nginx:
             return _PASS
         headers = await cookie_headers(self._gate, verdict.visitor, secure=secure)
         if verdict.passes:
-            # The site's page will carry this pass, so nobody may keep it for others.
+            # The site's answer will carry this pass, so no cache may store it.
             return Answer(b"", 200, {**headers, "X-Headgate-Cache": "no-store"})
         headers["X-Headgate-Location"] = wait_url(query.namespace, verdict.queue, target)
         return Answer(b"", 401, headers)
 
 
 class _Proxies:
-    """`/gate/forward` and `/gate/envoy`, asked with any method."""
+    """`/gate/forward` and `/gate/envoy`, with any method."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -216,12 +216,12 @@ class _Proxies:
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         name, _, rest = path.removeprefix(b"/gate/").partition(b"/")
         if name == b"envoy":
-            # Envoy appends the request's own path, and with it the visitor's own query: nothing in it is ours.
+            # Envoy appends the path and query of the visitor's request, so the query holds no options of ours.
             query: bytes = scope["query_string"]
-            answer = await self._for_visitor(call, {}, b"/%b?%b" % (rest, query) if query else b"/" + rest)
+            answer = await self._answer(call, {}, b"/%b?%b" % (rest, query) if query else b"/" + rest)
         elif name == b"forward" and not rest:
             options = {key: values[0] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-            answer = await self._for_visitor(call, options, call.headers.get(b"x-forwarded-uri") or b"/")
+            answer = await self._answer(call, options, call.headers.get(b"x-forwarded-uri") or b"/")
         else:
             raise NotFound
         headers = [(key.lower().encode(), header_value(value)) for key, value in answer.headers.items()]
@@ -233,11 +233,11 @@ class _Proxies:
         await send({"type": "http.response.body", "body": body})
 
     async def _ask(self, call: Call, options: dict[str, str], target: bytes) -> tuple[Verdict, dict[str, str]]:
-        """Ask the gate about a request that a proxy describes; gives the verdict and the headers it needs."""
+        """Check the request that a proxy describes; give the verdict and the headers of the answer."""
         secure = is_secure(call)
         resource = thing_name(options["resource"], "resource") if "resource" in options else ""
-        verdict = await self._gate.ask(
-            Question(
+        verdict = await self._gate.check(
+            GateRequest(
                 thing_name(options.get("namespace", "default"), "namespace"),
                 resource=resource,
                 event_type=thing_name(options["eventType"], "eventType") if "eventType" in options else "",
@@ -250,14 +250,14 @@ class _Proxies:
         )
         return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
 
-    async def _for_visitor(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
-        """Answer in the visitor's words: Traefik and Caddy pass on whatever is not 2xx, Envoy whatever is not 200 or 5xx."""
+    async def _answer(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
+        """Answer as to the visitor, since proxies pass on refusals: Traefik and Caddy all but 2xx, Envoy all but 200 and 5xx."""
         verdict, headers = await self._ask(call, options, target)
         if verdict.passes:
             if "Set-Cookie" in headers:
-                # The site's page will carry this pass, so nobody may keep it for others.
+                # The site's answer will carry this pass, so no cache may store it.
                 headers["X-Headgate-Cache"] = "no-store"
-                # Caddy can copy a header of ours to its answer, but not Set-Cookie itself.
+                # Caddy can copy a header to its answer, but not Set-Cookie itself.
                 headers["X-Headgate-Set-Cookie"] = headers["Set-Cookie"]
             return Answer(status=200, headers=headers)
         page = wait_url(options.get("namespace", "default"), verdict.queue, target)
@@ -273,7 +273,7 @@ class _Proxies:
 
 
 class _WaitPage:
-    """`/wait/{queue}`: enters the visitor if need be, and shows where they stand."""
+    """`/wait/{queue}`: enters the visitor into the queue if necessary, and shows their status."""
 
     def __init__(self, gate: Gate, room: WaitingRoom) -> None:
         self._gate = gate
@@ -300,22 +300,22 @@ class _WaitPage:
             now=self._gate.rules.now(),
             plain=query.plain == "1",
         )
-        words = words_of(language)
-        visitor = await self._gate.visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
+        words = texts_of(language)
+        visitor = await self._gate.read_visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
         try:
             if visitor is None:
                 call.spend("entry")
-                visitor = self._gate.newcomer()
+                visitor = self._gate.new_visitor()
             entry = await self._room.entry(call.namespace, queue, EntryArguments(NICKNAME, visitor.id, trusted=True))
         except QueueUnknown:
-            if not query.return_to:  # nobody was sent here from a page of the site that they could go back to
+            if not query.return_to:  # there is no page of the site to send the visitor back to
                 return _page(msgspec.structs.replace(state, missing=True), 404, {})
-            return _sent_to(back, {})
+            return _redirect(back, {})
         except QueueFull:
             return _page(msgspec.structs.replace(state, notice=words["full"]), 200, {})
         except QueueClosed:
             if guard is not None and guard.policy.template:
-                return _sent_to(back, {})  # its template was deleted, so the gate lets everybody through
+                return _redirect(back, {})  # its template was deleted, so the gate passes every visitor
             return _page(msgspec.structs.replace(state, notice=words["closed"]), 200, {})
         except RateLimited as error:
             seconds = str(int(error.retry_after or RETRY_SECONDS))
@@ -325,39 +325,43 @@ class _WaitPage:
             headers = {"Retry-After": str(RETRY_SECONDS), "Refresh": str(RETRY_SECONDS)}
             return _page(msgspec.structs.replace(state, notice=words["unavailable"]), 503, headers)
         headers = await cookie_headers(self._gate, visitor, secure=secure)
-        if entry.status in (State.PROMOTED, State.ACTIVE) and not elsewhere(back, host):
-            return _sent_to(back, headers)
+        if entry.status in (State.PROMOTED, State.ACTIVE) and not on_other_host(back, host):
+            return _redirect(back, headers)
         status = msgspec.to_builtins(entry)
         state = msgspec.structs.replace(
-            state, status=status, user_id=visitor.id, place_token=entry.place_token, elsewhere=elsewhere(back, host)
+            state,
+            status=status,
+            user_id=visitor.id,
+            place_token=entry.place_token,
+            other_host=on_other_host(back, host),
         )
         return _page(state, 200, headers)
 
 
 def wait_url(namespace: str, queue: str, target: bytes) -> str:
     """Give the waiting page's address for a request."""
-    query = {"return": returnable(target)}
+    query = {"return": return_target(target)}
     if namespace != "default":
         query["namespace"] = namespace
     return f"/wait/{queue}?{urlencode(query)}"
 
 
 async def cookie_headers(gate: Gate, visitor: Visitor | None, *, secure: bool) -> dict[str, str]:
-    """Give the header that writes a visitor's cookie, if it is to be written."""
+    """Give the header that sets a visitor's cookie, if there is a visitor to write."""
     if visitor is None:
         return {}
     return {"Set-Cookie": set_cookie((await gate.keys()).seal(visitor), secure=secure)}
 
 
 def is_secure(call: Call) -> bool:
-    """Tell whether the visitor came by https: by the connection, or by the word of the proxy in front."""
-    told = call.headers.get(b"x-forwarded-proto")
-    if told:
-        return told == b"https" or (b"," in told and told.split(b",")[0].strip() == b"https")
+    """Tell whether the visitor uses https: by X-Forwarded-Proto of the proxy in front, else by the connection."""
+    proto = call.headers.get(b"x-forwarded-proto")
+    if proto:
+        return proto == b"https" or (b"," in proto and proto.split(b",")[0].strip() == b"https")
     return call.scheme == "https"
 
 
-def _sent_to(address: str, headers: dict[str, str]) -> Answer:
+def _redirect(address: str, headers: dict[str, str]) -> Answer:
     return Answer(status=302, headers={**headers, "Location": address, "Cache-Control": "no-store"})
 
 

@@ -1,4 +1,4 @@
-"""Errors of the gate."""
+"""Errors of the gate; a docstring is the default message."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ResourceName = Annotated[str, Meta(max_length=256)]
 
 
 class CheckQuery(Wire):
-    """What a site's backend asks about."""
+    """The user and the resource or path that a site's backend asks about."""
 
     user_id: str
     resource: ResourceName = ""
@@ -23,7 +23,7 @@ class CheckQuery(Wire):
 
 
 class CheckAnswer(Wire, omit_defaults=True):
-    """Pass or wait; who must wait is in line already."""
+    """Pass or wait; a user who must wait has a place in the queue already."""
 
     decision: str
     queue: str | None = None
@@ -33,7 +33,7 @@ class CheckAnswer(Wire, omit_defaults=True):
 
 
 class GateQuery(Wire):
-    """What the proxy's own configuration says of a location; nothing in it comes from the visitor."""
+    """Options of a location, from the proxy's own configuration; nothing in them comes from the visitor."""
 
     namespace: ThingName = "default"
     resource: ThingName = ""
@@ -41,7 +41,7 @@ class GateQuery(Wire):
 
 
 class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
-    """Which page to return to, and how the waiting page is shown; whatever a shared link brought along is not ours."""
+    """The page to return to, and how the waiting page is shown; unknown parameters of a shared link are ignored."""
 
     return_to: str = ""
     lang: str = ""
@@ -49,7 +49,7 @@ class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
 
 
 class RevokeRequest(Wire):
-    """Whose pass is ended."""
+    """The user whose pass is ended."""
 
     user_id: str
 
@@ -61,7 +61,7 @@ class BypassRequest(Wire):
 
 
 class BypassHeader(Wire):
-    """The header to send; whoever has it passes this queue's gate until it ends."""
+    """The header to send; a request that has it passes this queue's gate until it expires."""
 
     header: str
     value: str

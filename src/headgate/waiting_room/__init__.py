@@ -1,4 +1,4 @@
-"""People wait their turn: lines, promotion, tickets, and the seats of the servers behind the door."""
+"""Users wait their turn: queues, promotion, tickets, and the seats of servers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a line, by name."""
+"""Errors of the waiting room; a docstring is the default message."""
 
 from __future__ import annotations
 
