@@ -15,8 +15,9 @@ from bench.harness import Contestant, Server, bench_store, cpu_seconds, progress
 from bench.report import publish
 from bench.sockets import Audience
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.topology import Standalone
 
 WORDS: Final = "Is anybody else stuck at the second gate, or is it only me?"

@@ -23,9 +23,9 @@ from bench.harness import Case, Contestant, Result, bench_store, compare, cpu_se
 from bench.load import Request
 from bench.report import publish
 from headgate.store import StoreSettings, Thing, open_store
-from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.model import EntryArguments
-from headgate.waiting_room.policy import Seats
+from headgate.waiting_room.policy import PolicyChange, Seats
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.topology import Standalone
 
 OURS: Final = "headgate"

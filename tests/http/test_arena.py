@@ -16,8 +16,8 @@ from headgate.arena import allowance, server
 from headgate.arena.client import ArenaClosed, enter
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
-from headgate.waiting_room import Redeemed, State
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, State
+from headgate.waiting_room.wire import Redeemed
 from tests.http.arena_world import Guest, open_world, visiting
 from tests.topology import eventually
 

@@ -7,8 +7,7 @@ import asyncio
 from headgate.kit import traces
 from headgate.kit.traces import TraceSettings
 from headgate.store import Store
-from headgate.waiting_room import State
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, State
 from tests.http.arena_world import open_world, visiting
 from tests.unit.test_traces import Collector, collector, spans_of
 

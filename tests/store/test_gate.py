@@ -12,8 +12,8 @@ from headgate.gate.passes import VISITOR_SECONDS
 from headgate.gate.problems import RevocationsFull
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.policy import Auto, Bypass, FailMode
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.gate_world import NS, ask, configure, enter
 from tests.topology import Topology
 

@@ -9,8 +9,8 @@ import pytest
 
 from headgate.gate.gate import Gate
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, WaitingRoom
-from headgate.waiting_room.policy import Auto
+from headgate.waiting_room.policy import Auto, PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.test_waiting_room_metrics import script_calls
 from tests.topology import Topology
 

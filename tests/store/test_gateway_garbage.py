@@ -14,10 +14,11 @@ from headgate.http.connection import ServerConnection
 from headgate.http.listener import Listener
 from headgate.http.routes import Access, Mount, Receive, Scope, Send
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.api import operations
 from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.http.wires import GET, Wire
 from tests.topology import eventually
 

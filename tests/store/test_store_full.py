@@ -22,8 +22,7 @@ from headgate.registry.sweep import Sweeper
 from headgate.relay.model import Outcome
 from headgate.store import Store
 from headgate.store.scripts.contracts import operations
-from headgate.waiting_room import Reason
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import QueueUnknown
 from tests.store.full import full
 from tests.store.relay_world import nodes, window

@@ -9,8 +9,8 @@ import pytest
 
 from headgate.kit.problems import Forbidden, VersionConflict
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, Reason
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, Reason
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueClosed,

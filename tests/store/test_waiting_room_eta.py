@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.store import Store
-from headgate.waiting_room import Eta
-from headgate.waiting_room.model import EntryArguments, Forecast, poll_after_ms
+from headgate.waiting_room.model import EntryArguments, Eta, Forecast, poll_after_ms
 from headgate.waiting_room.promotion import PROMOTE
 from tests.store.waiting_world import World
 

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import NotInLine, QueueClosed, QueueReset, QueueUnknown, TicketInvalid
+from headgate.waiting_room.waiting_room import WaitingRoom
 from headgate.waiting_room.wire import HeartbeatRequest
 from tests.store.waiting_world import World
 from tests.topology import eventually

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headgate.kit.problems import StoreFull
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import Entry, Reason
 from headgate.waiting_room.invariants import inspect
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import QueueReset, TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room.wire import Entry
 from tests.store.full import full as full_store
 from tests.store.test_waiting_room_loss import lose_everything
 from tests.store.waiting_world import Snapshot, World

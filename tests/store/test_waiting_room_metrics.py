@@ -14,10 +14,9 @@ from headgate.gate.gate import Gate
 from headgate.kit import metrics
 from headgate.kit.named_metrics import MOST_NAMES, OTHER
 from headgate.store import Index, Store, Thing
-from headgate.waiting_room import PolicyChange
 from headgate.waiting_room.metrics import QUEUES, QueueNumbers
 from headgate.waiting_room.model import EntryArguments
-from headgate.waiting_room.policy import Auto
+from headgate.waiting_room.policy import Auto, PolicyChange
 from headgate.waiting_room.wire import Figures
 from tests.store.waiting_world import World
 from tests.topology import Topology, eventually

@@ -9,10 +9,11 @@ import pytest
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room import Entry, State, Status, WaitingRoom
-from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.problems import QueueReset, QueueUnknown, TicketInvalid
 from headgate.waiting_room.queues import RESTORE_MS
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Entry, Status
 from tests.store.test_waiting_room_loss import lose_everything, lose_writes
 from tests.store.waiting_world import World
 from tests.topology import eventually

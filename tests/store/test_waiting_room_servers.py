@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import Reason
 from headgate.waiting_room.invariants import inspect
+from headgate.waiting_room.model import Reason
 from headgate.waiting_room.problems import TicketInvalid, TicketUsed
 from headgate.waiting_room.servers import MOST_CHANGED
 from headgate.waiting_room.wire import HeartbeatRequest

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from headgate.store import Store, Thing
-from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
 from headgate.waiting_room.model import EntryArguments
-from headgate.waiting_room.wire import Beat, HeartbeatRequest
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Beat, HeartbeatRequest, QueueView
 
 HEAD = struct.Struct("<cBdIII")
 

@@ -74,77 +74,40 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
         value = (await gate.keys()).seal_bypass(thing.tag, int(gate.rules.now()) + request.for_seconds)
         return BypassHeader(guard.policy.bypass.header, value, request.for_seconds)
 
+    def route(method: str, path: str, handler: Any, summary: str, access: Access, **more: Any) -> Operation:
+        return Operation(method, path, handler, summary, access=access, tag="gate", **more)
+
     return [
-        Operation(
-            "POST",
-            "/api/admin/queues/{queue}/revoke",
-            revoke_pass,
-            "End somebody's pass on every gate",
+        route(
+            "POST", "/api/admin/queues/{queue}/revoke", revoke_pass, "End somebody's pass on every gate", Access.ADMIN,
             description="Refused everywhere within a second, and the seat is free. They may stand in line again.",
-            access=Access.ADMIN,
-            tag="gate",
-            body=RevokeRequest,
-            errors=(QueueUnknown, RevocationsFull),
-            namespaced=True,
+            body=RevokeRequest, errors=(QueueUnknown, RevocationsFull), namespaced=True,
         ),
-        Operation(
-            "POST",
-            "/api/admin/queues/{queue}/bypass",
-            sign_bypass,
-            "Sign the header with which a program of the site's own passes the gate",
-            access=Access.ADMIN,
-            tag="gate",
-            body=BypassRequest,
-            answer=BypassHeader,
-            errors=(QueueUnknown,),
-            namespaced=True,
+        route(
+            "POST", "/api/admin/queues/{queue}/bypass", sign_bypass,
+            "Sign the header with which a program of the site's own passes the gate", Access.ADMIN, body=BypassRequest,
+            answer=BypassHeader, errors=(QueueUnknown,), namespaced=True,
         ),
-        Operation(
-            "GET",
-            "/api/gate/check",
-            check_gate,
-            "Ask whether a user may go on to a resource, or must wait",
-            access=Access.SERVICE,
-            tag="gate",
-            query=CheckQuery,
-            answer=CheckAnswer,
-            errors=(StoreUnavailable, QueueFull, QueueClosed),
-            namespaced=True,
-            prompt=True,
+        route(
+            "GET", "/api/gate/check", check_gate, "Ask whether a user may go on to a resource, or must wait", Access.SERVICE,
+            query=CheckQuery, answer=CheckAnswer, errors=(StoreUnavailable, QueueFull, QueueClosed), namespaced=True, prompt=True,
         ),
-        Operation(
-            "GET",
-            "/gate/nginx",
-            _Nginx(gate).ask,
-            "Ask for nginx, before each request",
+        route(
+            "GET", "/gate/nginx", _Nginx(gate).ask, "Ask for nginx, before each request", Access.PUBLIC, query=GateQuery,
             description="For auth_request: the resource is in the address that nginx was configured with, or the path is matched, "
             "as X-Original-URI has it.",
-            access=Access.PUBLIC,
-            tag="gate",
-            query=GateQuery,
-            limit="gate",
-            name="ask_for_nginx",
+            limit="gate", name="ask_for_nginx", prompt=True,
             headers={"X-Original-URI": "the path that the visitor asked for, set by nginx", **COOKIE},
             answers={
                 200: "Let through, as a pass in Set-Cookie says.",
                 401: f"Must wait: X-Headgate-Location {IS_THE_PAGE}.",
             },
-            prompt=True,
         ),
-        Operation(
-            "GET",
-            "/wait/{queue}",
-            _WaitPage(gate, room).show,
-            "The waiting page",
-            access=Access.PUBLIC,
-            tag="gate",
-            query=WaitQuery,
-            content_type="text/html; charset=utf-8",
-            other_statuses=(302, 404),
-            limit="gate",
-            namespaced=True,
+        route(
+            "GET", "/wait/{queue}", _WaitPage(gate, room).show, "The waiting page", Access.PUBLIC, query=WaitQuery,
+            content_type="text/html; charset=utf-8", other_statuses=(302, 404), limit="gate", namespaced=True,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def mount(gate: Gate) -> Mount:

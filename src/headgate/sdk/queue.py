@@ -16,9 +16,9 @@ from headgate.sdk.http import Http
 from headgate.sdk.queue_modes import HttpQueueBackend, QueueBackend, StoreQueueBackend
 from headgate.sdk.seats import Offer
 from headgate.store import Store
-from headgate.waiting_room import Board, Entry, Redeemed, RenewedSession, Servers, State, Status
-from headgate.waiting_room.model import DEFAULT_QUEUE, EntryArguments, Reason
+from headgate.waiting_room.model import DEFAULT_QUEUE, EntryArguments, Reason, State
 from headgate.waiting_room.signing import PublicKeys, Ticket
+from headgate.waiting_room.wire import Board, Entry, Redeemed, RenewedSession, Servers, Status
 
 _RETRY_SECONDS = 1.0
 _KEYS_SECONDS = 1.0

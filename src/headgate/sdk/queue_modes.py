@@ -14,11 +14,11 @@ from headgate.kit.problems import Forbidden, InvalidRequest
 from headgate.sdk.answers import read_answer
 from headgate.sdk.http import GatewayUnavailable, Http
 from headgate.store import Store
-from headgate.waiting_room import Beat, Board, Entry, Redeemed, RenewedSession, Servers, Status, WaitingRoom
 from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import STORE_TIME, PublicKeys
-from headgate.waiting_room.wire import HeartbeatRequest
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Beat, Board, Entry, HeartbeatRequest, Redeemed, RenewedSession, Servers, Status
 
 
 class QueueBackend(Protocol):
