@@ -15,7 +15,9 @@ from bench.harness import Contestant, Server, bench_store, cpu_seconds, progress
 from bench.report import publish
 from bench.sockets import Audience
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import PolicyChange, WaitingRoom
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.topology import Standalone
 
 WORDS: Final = "Is anybody else stuck at the second gate, or is it only me?"
@@ -37,7 +39,7 @@ async def tickets(store: Standalone, players: int) -> list[str]:
         room = WaitingRoom(opened)
         thing = room.queues.thing("default", "main")
         entries = await asyncio.gather(
-            *(room.entry("default", "main", f"player {number}") for number in range(players))
+            *(room.entry("default", "main", EntryArguments(f"player {number}")) for number in range(players))
         )
         waiting, found = {entry.user_id for entry in entries}, []
         while waiting:

@@ -23,8 +23,9 @@ from bench.harness import Case, Contestant, Result, bench_store, compare, cpu_se
 from bench.load import Request
 from bench.report import publish
 from headgate.store import StoreSettings, Thing, open_store
-from headgate.waiting_room import PolicyChange, WaitingRoom
-from headgate.waiting_room.policy import Seats
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange, Seats
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.topology import Standalone
 
 OURS: Final = "headgate"
@@ -81,7 +82,7 @@ async def line_up(room: WaitingRoom, people: int) -> list[str]:
     users: list[str] = []
     while len(users) < people:
         names = [f"player {number}" for number in range(len(users), min(len(users) + AT_ONCE, people))]
-        entries = await asyncio.gather(*(room.entry("default", "main", name) for name in names))
+        entries = await asyncio.gather(*(room.entry("default", "main", EntryArguments(name)) for name in names))
         users += [entry.user_id for entry in entries]
         if len(users) % 100_000 == 0:
             progress(f"{len(users):,} in line")

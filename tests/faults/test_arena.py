@@ -13,8 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import State
-from headgate.waiting_room.model import LEASE_MS
+from headgate.waiting_room.model import LEASE_MS, State
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import World, open_world, visiting
 from tests.topology import FaultyProxy, Standalone, Topology, eventually

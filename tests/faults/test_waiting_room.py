@@ -16,6 +16,7 @@ import pytest
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, StoreSettings, open_store
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import QueueReset, TicketInvalid, TicketUsed
 from tests.faults.load import run_for
 from tests.faults.worker_process import WorkerProcess
@@ -199,7 +200,8 @@ async def test_a_crash_of_the_store_voids_tickets_and_keeps_everybody(
         world = World(store)
         await world.configure(capacity=2, grace_seconds=1000)
         entries = {
-            user: await world.room.entry("default", "main", user, user_id=user, trusted=True) for user in "abcde"
+            user: await world.room.entry("default", "main", EntryArguments(user, user_id=user, trusted=True))
+            for user in "abcde"
         }
         await world.tick()
         used, unused = await world.ticket("a"), await world.ticket("b")
@@ -236,7 +238,7 @@ async def test_a_flushed_store_gets_its_line_back_from_tokens(
         world = World(store)
         await world.configure(grace_seconds=1000)
         room = world.room
-        entries = [await room.entry("default", "main", f"nick{number}") for number in range(20)]
+        entries = [await room.entry("default", "main", EntryArguments(f"nick{number}")) for number in range(20)]
         await world.beat("s1", 1, sessions=[])
         await world.tick()
         inside = await room.status("default", "main", entries[0].user_id)

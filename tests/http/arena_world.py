@@ -15,9 +15,11 @@ from headgate.arena.settings import ArenaSettings
 from headgate.sdk.queue import Queue, queue_of
 from headgate.sdk.seats import Offer
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
-from headgate.waiting_room.model import ServerView
+from headgate.waiting_room.model import EntryArguments, State
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.signing import SigningKeys
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import ServerView, Status
 from tests.topology import eventually
 
 PATIENCE = 20
@@ -42,7 +44,7 @@ class World:
 
     async def promoted(self, nickname: str) -> Status:
         """Enter and wait for a ticket."""
-        entry = await self.room.entry("default", "main", nickname)
+        entry = await self.room.entry("default", "main", EntryArguments(nickname))
         return await self.status_until(entry.user_id, State.PROMOTED)
 
     async def status_until(self, user_id: str, state: State) -> Status:

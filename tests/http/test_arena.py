@@ -17,7 +17,8 @@ from headgate.arena.client import enter
 from headgate.arena.problems import ArenaClosed
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
-from headgate.waiting_room import Redeemed, State
+from headgate.waiting_room.model import EntryArguments, State
+from headgate.waiting_room.wire import Redeemed
 from tests.http.arena_world import Guest, open_world, visiting
 from tests.topology import eventually
 
@@ -230,8 +231,8 @@ async def test_a_lost_connection_keeps_the_seat_for_its_owner(store: Store) -> N
         async with visiting(arena.url, str(ryan.ticket_id)) as guest:
             guest.connection.transport.abort()
         await eventually(lambda: not len(arena.arena.room))
-        waiting = await world.room.entry("default", "main", "Muzi")
-        again = await world.room.entry("default", "main", "Ryan", user_id=ryan.user_id, trusted=True)
+        waiting = await world.room.entry("default", "main", EntryArguments("Muzi"))
+        again = await world.room.entry("default", "main", EntryArguments("Ryan", user_id=ryan.user_id, trusted=True))
         back = await world.status_until(again.user_id, State.PROMOTED)
         async with visiting(arena.url, str(back.ticket_id)) as guest:
             assert await guest.count() == 1

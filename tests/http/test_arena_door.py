@@ -20,7 +20,7 @@ from headgate.arena import rate_limits
 from headgate.arena.client import enter
 from headgate.arena.protocol import PlayerCount
 from headgate.store import Store
-from headgate.waiting_room import State
+from headgate.waiting_room.model import State
 from headgate.waiting_room.problems import TicketUsed
 from tests.http.arena_world import open_world, visiting
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import State
+from headgate.waiting_room.model import State
 from tests.faults.arena_process import ArenaProcess
 from tests.http.arena_world import open_world, visiting
 from tests.processes import GatewayProcess

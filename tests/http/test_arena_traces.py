@@ -7,7 +7,7 @@ import asyncio
 from headgate.kit import traces
 from headgate.kit.traces import TraceSettings
 from headgate.store import Store
-from headgate.waiting_room import State
+from headgate.waiting_room.model import EntryArguments, State
 from tests.http.arena_world import open_world, visiting
 from tests.unit.test_traces import Collector, collector, spans_of
 
@@ -19,7 +19,7 @@ async def test_a_players_trace_ends_at_the_arena(store: Store, collector: Collec
     try:
         async with open_world(store) as world, world.arena() as arena:
             with traces.span("player enters"):
-                entry = await world.room.entry("default", "main", "Ryan")
+                entry = await world.room.entry("default", "main", EntryArguments("Ryan"))
             status = await world.status_until(entry.user_id, State.PROMOTED)
             async with visiting(arena.url, str(status.ticket_id)):
                 pass

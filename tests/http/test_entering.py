@@ -17,8 +17,9 @@ from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration
 from headgate.store import Store
-from headgate.waiting_room import Beat, PolicyChange
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.wire import Beat
 from tests.http.two_modes import Make
 from tests.store.cancelling import inject
 from tests.topology import eventually

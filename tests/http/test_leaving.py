@@ -13,7 +13,7 @@ from headgate.http.routes import Receive, Scope, Send
 from headgate.registry.model import Record
 from headgate.sdk import Headgate
 from headgate.sdk.lifespan import registered
-from headgate.waiting_room import PolicyChange
+from headgate.waiting_room.policy import PolicyChange
 from tests.store.cancelling import cancelled_at_each
 from tests.topology import Topology
 

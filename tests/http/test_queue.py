@@ -15,8 +15,8 @@ from joserfc import jws
 from joserfc.jwk import OctKey
 
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.signing import PublicKeys, SigningKeys
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import Topology, eventually
 

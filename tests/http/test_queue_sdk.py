@@ -21,8 +21,8 @@ from headgate.kit.problems import Forbidden, InvalidRequest, RateLimited, StoreU
 from headgate.sdk import Headgate, HeadgateSync
 from headgate.sdk import queue as sdk_queue
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import PolicyChange, State, Status, WaitingRoom
-from headgate.waiting_room.model import BEAT_SECONDS, Beat
+from headgate.waiting_room.model import BEAT_SECONDS, State
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueUnknown,
@@ -32,6 +32,8 @@ from headgate.waiting_room.problems import (
     TicketUsed,
 )
 from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys, Ticket
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Beat, Status
 from tests.processes import GatewayProcess
 from tests.topology import Topology, eventually
 

@@ -15,7 +15,7 @@ from headgate.registry.problems import Evicted, Superseded
 from headgate.sdk import Headgate
 from headgate.sdk.beats import OwnInstance
 from headgate.sdk.registration import SeatRegistration
-from headgate.waiting_room import PolicyChange
+from headgate.waiting_room.policy import PolicyChange
 from tests.http.two_modes import Make
 from tests.topology import eventually
 

@@ -12,7 +12,7 @@ from headgate.kit.problems import HeadgateError
 from headgate.sdk import Closed, Headgate, HeadgateSync
 from headgate.sdk.registry import Marked, Registry
 from headgate.sdk.registry_modes import Happening
-from headgate.waiting_room import PolicyChange
+from headgate.waiting_room.policy import PolicyChange
 from tests.http.two_modes import Make
 from tests.processes import GatewayProcess
 from tests.topology import Topology, eventually

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room import PolicyChange, WaitingRoom
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.http.test_up import Up, start
 
 __all__ = ["start"]

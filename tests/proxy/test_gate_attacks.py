@@ -1,4 +1,4 @@
-"""What a visitor may try at a gate behind a real proxy: spellings, methods, headers and cookies, byte by byte."""
+"""Attacks of a visitor on a gate behind a real proxy: spellings, methods, headers and cookies, byte by byte."""
 
 from __future__ import annotations
 

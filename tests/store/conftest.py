@@ -9,7 +9,7 @@ import pytest
 from headgate.gate.gate import Gate
 from headgate.locks import Locks
 from headgate.store import Store
-from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.lock_world import another
 from tests.topology import Topology
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.gate.gate import Gate, Question, Verdict
+from headgate.gate.gate import Gate, GateRequest, Verdict
 from headgate.gate.passes import Visitor
 from headgate.waiting_room.policy import PolicyChange
 
@@ -17,7 +17,7 @@ async def configure(gate: Gate, name: str, **policy: object) -> None:
 
 async def ask(gate: Gate, resource: str = "", visitor: Visitor | None = None, **more: object) -> Verdict:
     cookies = ((await gate.keys()).seal(visitor),) if visitor else ()
-    return await gate.ask(Question(NS, resource=resource, cookies=cookies, **more))  # type: ignore[arg-type]
+    return await gate.check(GateRequest(NS, resource=resource, cookies=cookies, **more))  # type: ignore[arg-type]
 
 
 async def enter(gate: Gate, resource: str) -> Visitor:

@@ -7,13 +7,13 @@ from time import monotonic, time
 
 import pytest
 
-from headgate.gate.gate import Gate, Question, VerdictReason
+from headgate.gate.gate import Gate, GateRequest, VerdictReason
 from headgate.gate.passes import VISITOR_SECONDS
+from headgate.gate.problems import RevocationsFull
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.policy import Auto, Bypass, FailMode
-from headgate.waiting_room.problems import RevocationsFull
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.gate_world import NS, ask, configure, enter
 from tests.topology import Topology
 
@@ -47,10 +47,10 @@ async def test_a_newcomer_does_not_overtake_the_line_when_a_seat_frees(gate: Gat
     first = (await ask(gate, "sale")).visitor
     assert first is not None
     await gate._room.end(NS, "sale", inside.id)
-    gate._full.clear()
+    gate._full_at.clear()
     newcomer = await ask(gate, "sale")
     assert not newcomer.passes
-    gate._full.clear()
+    gate._full_at.clear()
     assert (await ask(gate, "sale", first)).reason is VerdictReason.ADMITTED
 
 
@@ -133,10 +133,10 @@ async def test_whoever_is_inside_stays_inside_when_the_inflow_changes(gate: Gate
 async def test_a_cookie_found_good_is_not_good_for_ever(gate: Gate, store: Store) -> None:
     await configure(gate, "sale", capacity=1)
     cookie = (await gate.keys()).seal(await enter(gate, "sale"))
-    assert await gate.visitor((cookie,)) is not None
+    assert await gate.read_visitor((cookie,)) is not None
     store.advance_clock((VISITOR_SECONDS + 60) * 1000)
     await gate.rules.read(gate._room.queues.thing(NS, "sale"))
-    assert await gate.visitor((cookie,)) is None
+    assert await gate.read_visitor((cookie,)) is None
 
 
 async def test_paths_choose_the_queue_and_what_the_star_stands_for(gate: Gate) -> None:
@@ -168,7 +168,7 @@ async def test_a_foreign_cookie_of_the_same_name_in_front_takes_no_pass_away(gat
     await configure(gate, "sale", capacity=1)
     good = (await gate.keys()).seal(await enter(gate, "sale"))
     for cookies in (("forged", good), ("", "a.b.c", good), (good, "forged")):
-        assert (await gate.ask(Question(NS, resource="sale", cookies=cookies))).reason is VerdictReason.INSIDE
+        assert (await gate.check(GateRequest(NS, resource="sale", cookies=cookies))).reason is VerdictReason.INSIDE
 
 
 async def test_what_is_known_of_paths_does_not_grow_with_what_visitors_send(gate: Gate) -> None:
@@ -254,11 +254,11 @@ async def test_a_store_that_was_away_a_moment_ago_is_not_waited_for_again(
         finally:
             node.resume()
         # Had it been asked, it would have said that one must wait.
-        gate._away[queue] = monotonic() + 60
+        gate._unavailable[queue] = monotonic() + 60
         assert (await ask(gate, "sale")).reason is VerdictReason.FAIL_OPEN
-        gate._away[queue] = monotonic()
+        gate._unavailable[queue] = monotonic()
         assert (await ask(gate, "sale")).reason is VerdictReason.WAITING
-        assert not gate._away
+        assert not gate._unavailable
         gate.rules.close()
         room.queues.close()
 

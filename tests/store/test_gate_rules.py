@@ -9,8 +9,8 @@ import pytest
 
 from headgate.gate.gate import Gate
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, WaitingRoom
-from headgate.waiting_room.policy import Auto
+from headgate.waiting_room.policy import Auto, PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.test_waiting_room_metrics import script_calls
 from tests.topology import Topology
 
@@ -22,7 +22,7 @@ async def gate(store: Store) -> AsyncIterator[Gate]:
     """A gate that hears no hint: it has to find out by itself."""
     room = WaitingRoom(store)
     made = Gate(store, room)
-    made.rules._on_hint = lambda thing, words: None  # type: ignore[method-assign]
+    made.rules._on_hint = lambda thing, hint: None  # type: ignore[method-assign]
     yield made
     made.rules.close()
     room.queues.close()
@@ -139,5 +139,5 @@ async def test_queues_that_come_and_go_leave_nothing_behind_in_memory(store: Sto
         await gate.rules.refresh()
         await queues.operate(thing, "delete", who="test")
         await gate.rules.refresh()
-    assert (len(gate.rules._guards), len(gate.rules._listening), len(queues._listening)) == (0, 0, 0)
+    assert (len(gate.rules._guards), len(gate.rules._subscriptions), len(queues._subscriptions)) == (0, 0, 0)
     assert store.hints._listeners == {}

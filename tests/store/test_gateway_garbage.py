@@ -14,9 +14,11 @@ from headgate.http.connection import ServerConnection
 from headgate.http.listener import Listener
 from headgate.http.routes import Access, Mount, Receive, Scope, Send
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, WaitingRoom
 from headgate.waiting_room.api import operations
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.http.wires import GET, Wire
 from tests.topology import eventually
 
@@ -44,7 +46,7 @@ async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_requests_leave_no_circles(store: Store, path: bytes, status: bytes) -> None:
     room = WaitingRoom(store)
     await room.queues.configure(room.queues.thing("default", "main"), PolicyChange(capacity=0), who="test")
-    user = (await room.entry("default", "main", "ann")).user_id
+    user = (await room.entry("default", "main", EntryArguments("ann"))).user_id
     request = GET % path.replace(b"USER", user.encode())
     much = RateLimit(per_second=1e6, burst=1e6, user_per_second=1e6, user_burst=1e6)
     settings = GatewaySettings(admin_token="the-admin-token-of-these-tests", limits={"status": much})
@@ -82,5 +84,5 @@ async def test_boards_of_queues_that_do_not_exist_are_not_kept(store: Store) -> 
     for queue in ("main", "nobody", "no-one"):
         with suppress(QueueUnknown):
             await room.board("default", queue)
-    assert [thing.name for thing in room._boards] == ["main"]
+    assert [thing.name for thing in room._boards._cache] == ["main"]
     room.queues.close()

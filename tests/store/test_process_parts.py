@@ -14,7 +14,7 @@ from headgate.cli.processes.assembly import Process as Kind
 from headgate.cli.processes.assembly import ProcessParts, open_application, open_parts
 from headgate.cli.processes.relay import relay_listener
 from headgate.cli.settings import KINDS
-from headgate.gate.api import BypassRequest
+from headgate.gate.wire import BypassRequest
 from headgate.http.listener import listen
 from headgate.http.routes import Call, Stop
 from headgate.http.server import listening

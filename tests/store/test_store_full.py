@@ -12,7 +12,7 @@ from headgate.config.config import Config
 from headgate.config.model import Draft
 from headgate.config.problems import UnknownKey
 from headgate.config.settings import ConfigSettings
-from headgate.gate.gate import Gate, Question
+from headgate.gate.gate import Gate, GateRequest
 from headgate.gate.gate import VerdictReason as Why
 from headgate.kit.problems import StoreFull
 from headgate.locks import Locks
@@ -23,7 +23,7 @@ from headgate.registry.sweep import Sweeper
 from headgate.relay.model import Outcome
 from headgate.store import Store
 from headgate.store.scripts.contracts import operations
-from headgate.waiting_room import Reason
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import QueueUnknown
 from tests.store.full import full
 from tests.store.relay_world import nodes, window
@@ -113,7 +113,7 @@ async def test_operators_have_all_their_levers(server: Topology, store: Store) -
         await world.operate("delete")
         with pytest.raises(QueueUnknown):
             await world.state("a")
-        await world.room.promotion.look()
+        await world.room.promotion.visit_due()
         assert await world.room.queues.list(NS) == []
 
 
@@ -122,7 +122,7 @@ async def test_who_passed_the_gate_goes_on_and_who_waits_there_is_let_in(server:
     gate = Gate(store, world.room)
 
     async def ask(user: str) -> Why:
-        return (await gate.ask(Question(NS, resource="sale", user_id=user))).reason
+        return (await gate.check(GateRequest(NS, resource="sale", user_id=user))).reason
 
     await world.configure(capacity=1, session_ttl_seconds=30)
     await gate.rules.refresh()
@@ -252,10 +252,10 @@ async def test_no_value_is_published_and_any_can_be_deleted(server: Topology, st
 async def test_a_queue_that_a_full_store_has_lost_is_written_back(server: Topology, store: Store) -> None:
     world = World(store)
     await world.configure(capacity=0)
-    entry = await world.room.entry(NS, "main", "a", user_id="a", trusted=True)
+    entry = await world.room.entry(NS, "main", EntryArguments("a", user_id="a", trusted=True))
     with full(server):
         await lose_everything(world)
         with pytest.raises(StoreFull):
             await world.enter("new")
-        back = await world.room.entry(NS, "main", "a", user_id="a", place_token=entry.place_token)
+        back = await world.room.entry(NS, "main", EntryArguments("a", user_id="a", place_token=entry.place_token))
         assert back.place == entry.place

@@ -9,7 +9,8 @@ import pytest
 
 from headgate.kit.problems import Forbidden, VersionConflict
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, Reason
+from headgate.waiting_room.model import EntryArguments, Reason
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueClosed,
@@ -42,9 +43,9 @@ async def arena(store: Store) -> World:
 
 async def test_second_entry_keeps_the_first_place(world: World) -> None:
     room = world.room
-    first = await room.entry("default", "main", "Ryan", user_id="ryan", trusted=True)
+    first = await room.entry("default", "main", EntryArguments("Ryan", user_id="ryan", trusted=True))
     await world.enter("apeach")
-    again = await room.entry("default", "main", "Ryan", user_id="ryan", trusted=True)
+    again = await room.entry("default", "main", EntryArguments("Ryan", user_id="ryan", trusted=True))
     assert (again.place, again.rank) == (first.place, 1)
 
 
@@ -59,7 +60,10 @@ async def test_who_enters_twice_among_a_crowd_of_newcomers_keeps_one_place_and_t
     room = world.room
     names = [f"u{number}" for number in range(20)]
     entries = await asyncio.gather(
-        *(room.entry("default", "main", "player", user_id=name, trusted=True) for name in (*names, *names))
+        *(
+            room.entry("default", "main", EntryArguments("player", user_id=name, trusted=True))
+            for name in (*names, *names)
+        )
     )
     first, again = entries[:20], entries[20:]
     assert [entry.place for entry in first] == [entry.place for entry in again]
@@ -90,36 +94,36 @@ async def test_a_full_queue_and_a_closed_one_refuse_newcomers_only(world: World)
 
 async def test_an_anonymous_waiter_is_known_by_their_secret_id(world: World) -> None:
     room = world.room
-    entry = await room.entry("default", "main", "Ryan")
-    again = await room.entry("default", "main", "Ryan", user_id=entry.user_id)
+    entry = await room.entry("default", "main", EntryArguments("Ryan"))
+    again = await room.entry("default", "main", EntryArguments("Ryan", user_id=entry.user_id))
     assert again.place == entry.place
     assert (await room.status("default", "main", entry.user_id)).rank == 1
     with pytest.raises(Forbidden):
-        await room.entry("default", "main", "Ryan", user_id="chosen-by-a-stranger")
+        await room.entry("default", "main", EntryArguments("Ryan", user_id="chosen-by-a-stranger"))
     with pytest.raises(NotInLine):
         await room.status("default", "main", "nobody")
 
 
 async def test_an_accounts_place_is_not_told_without_proof(world: World) -> None:
     room = world.room
-    entry = await room.entry("default", "main", "Ryan", user_id="ryan", trusted=True)
+    entry = await room.entry("default", "main", EntryArguments("Ryan", user_id="ryan", trusted=True))
     for ask in (
         room.status("default", "main", "ryan"),
         room.leave("default", "main", "ryan"),
-        room.entry("default", "main", "Ryan", user_id="ryan"),
+        room.entry("default", "main", EntryArguments("Ryan", user_id="ryan")),
     ):
         with pytest.raises(Forbidden):
             await ask
     assert (await room.status("default", "main", "ryan", place_token=entry.place_token)).rank == 1
-    other = await room.entry("default", "main", "Apeach", user_id="apeach", trusted=True)
+    other = await room.entry("default", "main", EntryArguments("Apeach", user_id="apeach", trusted=True))
     with pytest.raises(Forbidden):
         await room.status("default", "main", "ryan", place_token=other.place_token)
 
 
 async def test_an_idempotency_key_makes_a_retry_the_same_waiter(world: World) -> None:
-    first = await world.room.entry("default", "main", "Ryan", idempotency_key="retry-0001")
-    again = await world.room.entry("default", "main", "Ryan", idempotency_key="retry-0001")
-    other = await world.room.entry("default", "main", "Ryan", idempotency_key="retry-0002")
+    first = await world.room.entry("default", "main", EntryArguments("Ryan", idempotency_key="retry-0001"))
+    again = await world.room.entry("default", "main", EntryArguments("Ryan", idempotency_key="retry-0001"))
+    other = await world.room.entry("default", "main", EntryArguments("Ryan", idempotency_key="retry-0002"))
     assert first.user_id == again.user_id != other.user_id
 
 
@@ -352,14 +356,14 @@ async def test_minutes_are_recorded(world: World) -> None:
 
 async def test_an_idle_queue_is_visited_by_nobody_and_woken_by_an_entry(world: World) -> None:
     promotion, index = world.room.promotion, world.room.queues.index
-    await promotion.look()
+    await promotion.visit_due()
     assert list(await index.claim()) == []
     world.wait(3000)
     assert list(await index.claim()) == [], "nothing is due however long nobody comes"
     await world.enter("a")
 
     async def due() -> bool:
-        await promotion.look()
+        await promotion.visit_due()
         return await world.state("a") == "PROMOTED"
 
     await eventually(due, 5)
@@ -381,7 +385,7 @@ async def test_a_step_sent_again_after_a_lost_reply_makes_no_ticket_twice(store:
 async def test_a_queue_that_the_index_has_lost_is_visited_again(world: World) -> None:
     await world.configure(capacity=0)
     await world.enter("a")
-    await world.room.promotion.look()
+    await world.room.promotion.visit_due()
     home = world.store.thing("index", "default", "queue")
     for key in ("names", "due", "stamps"):
         await world.store.write(home, "DEL", home.key(key))

@@ -1,4 +1,4 @@
-"""What people are told of their wait, against what becomes of it: openings, long stays, and the two paces of a line."""
+"""Estimated waits compared with real ones: openings, long stays, and the two paces of a queue."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.store import Store
-from headgate.waiting_room import Eta
-from headgate.waiting_room.model import Flow, poll_after_ms
+from headgate.waiting_room.model import EntryArguments, Eta, Forecast, poll_after_ms
 from headgate.waiting_room.promotion import PROMOTE
 from tests.store.waiting_world import World
 
@@ -167,7 +166,7 @@ async def test_seats_of_those_who_do_not_come_are_foreseen(store: Store, absent:
 )
 def test_a_pace_that_slows_down_is_added_up(rank: int, first: float, share: float, slowing_seconds: float) -> None:
     turnover = first * share
-    flow = Flow(
+    flow = Forecast(
         100, 1000, turnover=turnover, freed=1000, first_turnover=first, slowing_seconds=slowing_seconds, late_seconds=60
     )
     eta = flow.eta(rank)
@@ -189,7 +188,7 @@ async def test_what_is_written_down_at_the_entrance_is_what_was_told(store: Stor
     await store.write(world.thing, "HSET", world.thing.key("meta"), "forecast", foreseen)
     told = {}
     for number in range(60):
-        entry = await world.room.entry("default", "main", "x", user_id=f"u{number}", trusted=True)
+        entry = await world.room.entry("default", "main", EntryArguments("x", user_id=f"u{number}", trusted=True))
         assert entry.eta is not None
         told[f"u{number}"] = entry.eta.seconds
     assert told["u59"] > 60
@@ -264,7 +263,7 @@ async def test_who_waits_is_told_of_a_pause_at_once_and_of_its_end(store: Store)
     await world.operate("pause")
     status = await world.room.status("default", "main", last, trusted=True)
     assert (status.paused, status.eta, status.least_seconds) == (True, None, None), "no step of the worker is needed"
-    entry = await world.room.entry("default", "main", "new", user_id="new", trusted=True)
+    entry = await world.room.entry("default", "main", EntryArguments("new", user_id="new", trusted=True))
     assert (entry.paused, entry.eta) == (True, None)
     await world.operate("resume")
     await world.tick()
@@ -285,13 +284,13 @@ async def test_a_stream_tells_of_a_pause(store: Store) -> None:
 
 
 def test_the_range_narrows_with_what_was_seen() -> None:
-    young = Flow(100, seconds=6, turnover=10, freed=30, cycle_seconds=6).eta(300)
-    old = Flow(100, seconds=600, turnover=10, freed=600, cycle_seconds=6).eta(300)
+    young = Forecast(100, seconds=6, turnover=10, freed=30, cycle_seconds=6).eta(300)
+    old = Forecast(100, seconds=600, turnover=10, freed=600, cycle_seconds=6).eta(300)
     assert young is not None
     assert old is not None
     assert young.seconds == old.seconds == 30
     assert young.low < old.low < 30 < old.high < young.high
-    assert Flow(0, 0).eta(1) is None
+    assert Forecast(0, 0).eta(1) is None
 
 
 def test_who_is_near_the_front_asks_often_and_who_is_far_behind_seldom() -> None:

@@ -1,4 +1,4 @@
-"""What asking leaves behind: nothing. Neither the process nor the store grows with the number of questions."""
+"""Status requests leave nothing behind: neither the process nor the store grows with their number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tracemalloc
 from typing import Final
 
 from headgate.store import Reply, Store
+from headgate.waiting_room.model import EntryArguments
 from tests.store.waiting_world import World
 
 PEOPLE: Final = 64
@@ -46,7 +47,9 @@ def size(reply: Reply) -> int:
 async def test_thousands_of_questions_leave_nothing_behind(store: Store) -> None:
     world = World(store)
     await world.configure(capacity=1)
-    users = [(await world.room.entry("default", "main", f"n{number}")).user_id for number in range(PEOPLE)]
+    users = [
+        (await world.room.entry("default", "main", EntryArguments(f"n{number}"))).user_id for number in range(PEOPLE)
+    ]
     await world.live(2)
     waiting = users[1:]
     await ask_much(world, waiting)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import Reason
 from headgate.waiting_room.invariants import MOST_FOUND, inspect
+from headgate.waiting_room.model import Reason
 from tests.store.waiting_world import World
 
 

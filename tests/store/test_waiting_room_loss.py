@@ -8,8 +8,10 @@ from contextlib import nullcontext
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import WaitingRoom
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import NotInLine, QueueClosed, QueueReset, QueueUnknown, TicketInvalid
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import HeartbeatRequest
 from tests.store.waiting_world import World
 from tests.topology import eventually
 
@@ -90,7 +92,7 @@ async def test_after_possible_loss_servers_report_before_they_offer_seats(store:
     await world.enter("a")
     await world.live(1)
     assert await world.state("a") == "WAITING"
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=1)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=1))
     assert beat.report
     await world.beat("s1", 1, sessions=["a-session-that-was-lost"])
     await world.live(1)
@@ -99,7 +101,7 @@ async def test_after_possible_loss_servers_report_before_they_offer_seats(store:
 
 async def test_waiters_who_are_still_known_notice_nothing_of_a_failover(world: World) -> None:
     await world.configure(capacity=0)
-    before = await world.room.entry("default", "main", "Ryan", user_id="a", trusted=True)
+    before = await world.room.entry("default", "main", EntryArguments("Ryan", user_id="a", trusted=True))
     await lose_writes(world)
     await world.enter("b")
     after = await world.room.status("default", "main", "a", trusted=True)
@@ -111,10 +113,13 @@ async def test_waiters_who_are_still_known_notice_nothing_of_a_failover(world: W
 async def test_place_tokens_bring_the_old_order_back_after_everything_was_lost(world: World) -> None:
     await world.configure(capacity=0)
     room = world.room
-    entries = {user: await room.entry("default", "main", f"nick {user}", user_id=user, trusted=True) for user in "abcd"}
+    entries = {
+        user: await room.entry("default", "main", EntryArguments(f"nick {user}", user_id=user, trusted=True))
+        for user in "abcd"
+    }
     await room.queues.view(world.thing)
     await lose_everything(world)
-    new = await room.entry("default", "main", "late", user_id="late", trusted=True)
+    new = await room.entry("default", "main", EntryArguments("late", user_id="late", trusted=True))
     for user in "dbca":
         status = await room.status("default", "main", user, place_token=entries[user].place_token)
         assert status.place == entries[user].place
@@ -134,9 +139,11 @@ async def test_place_tokens_bring_the_old_order_back_though_the_clock_was_once_p
     world.step_clock(-3_600_000)
     await world.live(2)
     room = world.room
-    room.queues._learned.clear()  # a minute has passed since it was last read
-    entries = {user: await room.entry("default", "main", user, user_id=user, trusted=True) for user in "abc"}
-    await eventually(lambda: b'"offset_ms":3' in room.queues._memory.of(world.thing).policy)  # type: ignore[union-attr]
+    room.queues._refreshed_at.clear()  # a minute has passed since it was last read
+    entries = {
+        user: await room.entry("default", "main", EntryArguments(user, user_id=user, trusted=True)) for user in "abc"
+    }
+    await eventually(lambda: b'"offset_ms":3' in room.queues._memory.get(world.thing).snapshot)  # type: ignore[union-attr]
     await lose_everything(world)
     for user in "cab":
         status = await room.status("default", "main", user, place_token=entries[user].place_token)
@@ -147,7 +154,7 @@ async def test_place_tokens_bring_the_old_order_back_though_the_clock_was_once_p
 
 async def test_a_place_that_was_served_is_not_given_back(world: World) -> None:
     room = world.room
-    entry = await room.entry("default", "main", "a", user_id="a", trusted=True)
+    entry = await room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
     await world.tick()
     await world.redeem(await world.ticket("a"), "x1")
     await lose_everything(world)
@@ -159,10 +166,10 @@ async def test_a_gateway_that_only_served_entries_can_write_the_queue_back(world
     """It learns the policy in the background as soon as it has met the queue."""
     await world.configure(capacity=0, batch=77)
     room = WaitingRoom(world.store)
-    await room.entry("default", "main", "a", user_id="a", trusted=True)
-    await eventually(lambda: room.queues._memory.of(world.thing).policy)  # type: ignore[union-attr]
+    await room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
+    await eventually(lambda: room.queues._memory.get(world.thing).snapshot)  # type: ignore[union-attr]
     await lose_everything(world)
-    await room.entry("default", "main", "b", user_id="b", trusted=True)
+    await room.entry("default", "main", EntryArguments("b", user_id="b", trusted=True))
     assert (await room.queues.view(world.thing)).batch == 77
     with pytest.raises(QueueUnknown):
         await WaitingRoom(world.store).status("default", "other", "a", trusted=True)
@@ -173,7 +180,9 @@ async def test_a_reset_tells_everybody_and_leaves_players_on_servers_inside(stor
     await world.configure()
     await world.beat("s1", 2, sessions=[])
     room = world.room
-    entries = {user: await room.entry("default", "main", user, user_id=user, trusted=True) for user in "abc"}
+    entries = {
+        user: await room.entry("default", "main", EntryArguments(user, user_id=user, trusted=True)) for user in "abc"
+    }
     await world.live(1)
     await world.redeem(await world.ticket("a"), "x1", "s1")
     ticket = await world.ticket("b")
@@ -187,7 +196,9 @@ async def test_a_reset_tells_everybody_and_leaves_players_on_servers_inside(stor
         with pytest.raises(QueueReset):
             await room.status("default", "main", user, place_token=entries[user].place_token)
         with pytest.raises(QueueReset):
-            await room.entry("default", "main", user, user_id=user, place_token=entries[user].place_token)
+            await room.entry(
+                "default", "main", EntryArguments(user, user_id=user, place_token=entries[user].place_token)
+            )
     assert (await room.queues.view(world.thing)).generation == 2
     assert await world.enter("c") == "WAITING"
 
@@ -209,7 +220,7 @@ async def test_a_deleted_queue_does_not_come_back_by_memory(world: World) -> Non
     "ask",
     [
         lambda room: room.servers("default", "main"),
-        lambda room: room.entry("default", "main", "a", user_id="a", trusted=True),
+        lambda room: room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True)),
         lambda room: room.status("default", "main", "a", trusted=True),
     ],
     ids=["servers", "entry", "status"],
@@ -226,7 +237,7 @@ async def test_a_queue_whose_end_was_not_heard_of_does_not_come_back_when_its_la
         await ask(other)
     await lose_everything(world)
     with pytest.raises(QueueUnknown):
-        await other.entry("default", "main", "a", user_id="a", trusted=True)
+        await other.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
 
 
 async def test_an_old_place_token_still_says_who_somebody_is_and_brings_no_place_back(
@@ -236,35 +247,35 @@ async def test_an_old_place_token_still_says_who_somebody_is_and_brings_no_place
     await world.configure(capacity=0)
     room = world.room
     monkeypatch.setattr("headgate.waiting_room.entries.PLACE_SECONDS", -1)
-    account = await room.entry("default", "main", "a", user_id="a", trusted=True)
-    stranger = await room.entry("default", "main", "b")
+    account = await room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
+    stranger = await room.entry("default", "main", EntryArguments("b"))
     for entry in (account, stranger):
         status = await room.status("default", "main", entry.user_id, place_token=entry.place_token)
         assert status.place == entry.place
     await lose_everything(world)
     with pytest.raises(QueueReset):
         await room.status("default", "main", "a", place_token=account.place_token)
-    again = await room.entry("default", "main", "a", user_id="a", place_token=account.place_token)
+    again = await room.entry("default", "main", EntryArguments("a", user_id="a", place_token=account.place_token))
     assert again.place > account.place
 
 
 async def test_who_left_does_not_come_back_by_an_old_token(world: World) -> None:
     await world.configure(capacity=0, finished_seconds=0)
     room = world.room
-    entry = await room.entry("default", "main", "a", user_id="a", trusted=True)
-    await room.entry("default", "main", "b", user_id="b", trusted=True)
+    entry = await room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
+    await room.entry("default", "main", EntryArguments("b", user_id="b", trusted=True))
     await room.leave("default", "main", "a", trusted=True)
     await world.live(2)
     with pytest.raises(NotInLine):
         await room.status("default", "main", "a", place_token=entry.place_token)
-    again = await room.entry("default", "main", "a", user_id="a", place_token=entry.place_token)
+    again = await room.entry("default", "main", EntryArguments("a", user_id="a", place_token=entry.place_token))
     assert again.rank == 2
 
 
 @pytest.mark.parametrize("switch", ["pause", "drain"])
 async def test_a_queue_that_is_written_back_is_still_paused_or_drained(world: World, switch: str) -> None:
     room = world.room
-    entry = await room.entry("default", "main", "a", user_id="a", trusted=True)
+    entry = await room.entry("default", "main", EntryArguments("a", user_id="a", trusted=True))
     await world.operate(switch)
     await room.queues.view(world.thing)
     await lose_everything(world)

@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headgate.kit.problems import StoreFull
 from headgate.store import StoreSettings, open_store
-from headgate.waiting_room import Entry, Reason
 from headgate.waiting_room.invariants import inspect
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import QueueReset, TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room.wire import Entry
 from tests.store.full import full as full_store
 from tests.store.test_waiting_room_loss import lose_everything
 from tests.store.waiting_world import Snapshot, World
@@ -63,7 +64,7 @@ ACTIONS = st.one_of(
 
 
 class Model:
-    """What must be true whatever happens: seats on offer, tickets spent, and who may be where after what."""
+    """The expected state: seats on offer, tickets redeemed, and the states that each user may be in."""
 
     def __init__(self) -> None:
         self.offers: dict[str, int] = {}  # what each server last said, while it is not draining
@@ -84,7 +85,7 @@ class Model:
             assert len(after.seats) <= max(len(before.seats), self.fixed), (before.seats, after.seats)
 
     def check_order(self, before: Snapshot, after: Snapshot) -> None:
-        """Whoever was called stood before everybody who still waits."""
+        """Check that promoted users were ahead of all users who still wait."""
         called = [user for user in before.waiting if after.people[user].state == "P"]
         for user in called:
             overtaken = [other for other, place in after.waiting.items() if place < before.waiting[user]]
@@ -194,7 +195,7 @@ class WaitingRoomMachine(RuleBasedStateMachine):
     def enter(self, user: str) -> None:
         before = self.do(self.world.look())
         was = before.people.get(user)
-        entering = self.world.room.entry("default", "main", user, user_id=user, trusted=True)
+        entering = self.world.room.entry("default", "main", EntryArguments(user, user_id=user, trusted=True))
         if self.full and (was is None or was.state in "EFLB"):
             with pytest.raises(StoreFull):
                 self.do(entering)
@@ -371,8 +372,8 @@ class WaitingRoomMachine(RuleBasedStateMachine):
         over = set(before.people) - standing
 
         def heard() -> bool:
-            known = room.queues._memory.of(thing)
-            return known is not None and called <= set(known.called) and not over & set(known.called)
+            known = room.queues._memory.get(thing)
+            return known is not None and called <= set(known.promoted) and not over & set(known.promoted)
 
         self.do(eventually(heard, 5, "every hint has arrived"))
         self.do(lose_everything(self.world))

@@ -1,4 +1,4 @@
-"""What the waiting room counts and measures, from one player's life and from those who did not come."""
+"""Metrics of the waiting room, for a user who enters and for users who do not come."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from headgate.gate.gate import Gate
 from headgate.kit import metrics
 from headgate.kit.named_metrics import MOST_NAMES, OTHER
 from headgate.store import Index, Store, Thing
-from headgate.waiting_room import PolicyChange
 from headgate.waiting_room.metrics import QUEUES, QueueNumbers
-from headgate.waiting_room.policy import Auto, Figures
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import Auto, PolicyChange
+from headgate.waiting_room.wire import Figures
 from tests.store.waiting_world import World
 from tests.topology import Topology, eventually
 
@@ -91,7 +92,7 @@ async def test_those_who_did_not_come_are_counted(store: Store) -> None:
         await world.live(1)
         await world.state("present")
     numbers = world.room.numbers
-    await numbers.look()
+    await numbers.read()
     assert {name: shown(name)["counted"] for name in READ} | {"headgate_queue_live_waiting": 0} == {
         "headgate_queue_waiting": 0,
         "headgate_queue_live_waiting": 0,
@@ -106,7 +107,7 @@ async def test_those_who_did_not_come_are_counted(store: Store) -> None:
         "ticket_expired_count": 1,
     }
     await world.live(22)
-    await numbers.look()
+    await numbers.read()
     assert [shown(f"headgate_queue_{name}")["counted"] for name in ("abandoned_total", "away", "admitted_total")] == [
         1,
         0,
@@ -130,10 +131,10 @@ async def test_numbers_of_idle_queues_are_read_once_and_only_as_many_as_are_show
     things = [store.thing("queue", "default", f"idle-{number:04}") for number in range(MOST_NAMES + 50)]
     change = PolicyChange(capacity=1)
     await asyncio.gather(*(world.room.queues.configure(thing, change, who="test") for thing in things))
-    await world.room.promotion.look()
+    await world.room.promotion.visit_due()
     assert await world.room.queues.index.due(5000, 10) == [world.thing]
     before = script_calls(server)
-    await world.room.numbers.look()
+    await world.room.numbers.read()
     assert script_calls(server) - before <= MOST_NAMES + 3, "one for each that is shown, and for those in line"
     waiting = shown("headgate_queue_waiting")
     assert len(waiting) == MOST_NAMES
@@ -141,7 +142,7 @@ async def test_numbers_of_idle_queues_are_read_once_and_only_as_many_as_are_show
 
     await world.enter("b")
     before = script_calls(server)
-    await world.room.numbers.look()
+    await world.room.numbers.read()
     assert script_calls(server) - before <= 3, "the idle ones are not read again"
     assert shown("headgate_queue_waiting")["busy"] == 2
 
@@ -163,24 +164,24 @@ async def test_the_fullest_queues_are_shown_by_name_and_the_count_of_the_rest_ne
         figures[thing] = replace(figures[thing], **changes)
 
     numbers = QueueNumbers(index, read, most=2)
-    await numbers.look()
+    await numbers.read()
     assert shown("headgate_queue_waiting") == {"q4": 4, "q3": 3, OTHER: 3}
     assert shown("headgate_queue_entered_total") == {"q4": 100, "q3": 100, OTHER: 0}
 
     change("q0", entered_total=107)
-    await numbers.look()
+    await numbers.read()
     assert shown("headgate_queue_entered_total")[OTHER] == 7
 
     change("q0", waiting=50, entered_total=150)  # from now on it is one of the fullest
-    await numbers.look()
+    await numbers.read()
     assert shown("headgate_queue_entered_total") == {"q0": 150, "q4": 100, OTHER: 7}
 
     change("q0", waiting=0, entered_total=160)
     change("q1", entered_total=101)
-    await numbers.look()
+    await numbers.read()
     assert shown("headgate_queue_entered_total") == {"q4": 100, "q3": 100, OTHER: 8}
     change("q0", entered_total=163)
-    await numbers.look()
+    await numbers.read()
     assert shown("headgate_queue_entered_total")[OTHER] == 11
     assert shown("headgate_queue_waiting")[OTHER] == 3
 
@@ -197,8 +198,8 @@ async def test_a_thousand_queues_of_a_pattern_come_and_go_and_leave_no_series(st
     names = MetricNames(queues.index, Index(store, "service"), Index(store, "upstream"))
 
     async def come(number: int) -> None:
-        thing = await gate.traffic.make(guard, f"{stem}-{number}")
-        await world.room.entry("default", thing.name, "u", user_id="u", trusted=True)
+        thing = await gate.traffic.create_queue(guard, f"{stem}-{number}")
+        await world.room.entry("default", thing.name, EntryArguments("u", user_id="u", trusted=True))
         await world.room.promotion.visit(thing)
         await queues.operate(thing, "delete", who="test")
 
@@ -214,9 +215,9 @@ async def test_a_thousand_queues_of_a_pattern_come_and_go_and_leave_no_series(st
     assert sum(shown("headgate_queue_wait_seconds_count").values()) - before == rounds * each
 
     async def gone() -> bool:
-        await world.room.promotion.look()  # a worker strikes those that were deleted
+        await world.room.promotion.visit_due()  # a worker strikes those that were deleted
         await names.forget_gone()
-        await world.room.numbers.look()
+        await world.room.numbers.read()
         return lines() == 0
 
     await eventually(gone, 20)

@@ -1,4 +1,4 @@
-"""What operators do to a queue: carried out once, kept in the trail, and not undone by a loss of data."""
+"""Operators' actions on a queue: done once, recorded in the audit trail, and not undone by a loss of data."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ async def test_a_deleted_queue_is_struck_from_the_list_also_when_a_worker_comes_
     world = World(store, real_time=True)
     await world.configure(capacity=1)
     promotion, index = world.room.promotion, world.room.queues.index
-    await promotion.look()
+    await promotion.visit_due()
     async with FaultyProxy(server.node.port) as proxy, open_store(StoreSettings(url=proxy.url, prefix=prefix)) as far:
         operator = World(far, real_time=True)
         await operator.room.queues.view(operator.thing)
         proxy.delay(0.05)
         deleting = asyncio.ensure_future(operator.operate("delete"))
         while not deleting.done():
-            await promotion.look()
+            await promotion.visit_due()
             await asyncio.sleep(0.005)
         await deleting
-    await promotion.look()
+    await promotion.visit_due()
     assert list(await index.list()) == []
 
 

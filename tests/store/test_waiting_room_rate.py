@@ -11,8 +11,8 @@ import pytest
 from headgate.gate.traffic import derived_policy
 from headgate.kit.problems import InvalidRequest
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, WaitingRoom
-from headgate.waiting_room.policy import Auto, Policy
+from headgate.waiting_room.policy import Auto, Policy, PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
 from tests.store.waiting_world import World
 
 SECONDS = 40

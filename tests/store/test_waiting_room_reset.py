@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import Reason
+from headgate.waiting_room.model import Reason
 from headgate.waiting_room.problems import NotInLine, QueueReset
 from tests.store.waiting_world import World
 from tests.topology import Stopwatch, Topology

@@ -9,9 +9,11 @@ import pytest
 
 from headgate.kit.problems import StoreUnavailable
 from headgate.store import Store, StoreSettings, open_store
-from headgate.waiting_room import Entry, State, Status, WaitingRoom
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.problems import QueueReset, QueueUnknown, TicketInvalid
-from headgate.waiting_room.queues import RETURN_MS
+from headgate.waiting_room.queues import RESTORE_MS
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Entry, Status
 from tests.store.test_waiting_room_loss import lose_everything, lose_writes
 from tests.store.waiting_world import World
 from tests.topology import eventually
@@ -27,7 +29,7 @@ async def world(store: Store) -> World:
 
 
 async def enter_all(world: World, users: str) -> dict[str, Entry]:
-    return {user: await world.room.entry(NS, QUEUE, user, user_id=user, trusted=True) for user in users}
+    return {user: await world.room.entry(NS, QUEUE, EntryArguments(user, user_id=user, trusted=True)) for user in users}
 
 
 async def ask(world: World, entry: Entry, room: WaitingRoom | None = None) -> Status:
@@ -38,8 +40,8 @@ async def knows_who_was_called(world: World, *users: str, room: WaitingRoom | No
     """Wait until a process has heard of all who were called and have not entered."""
 
     def heard() -> bool:
-        known = (room or world.room).queues._memory.of(world.thing)
-        return known is not None and known.serving > 0 and list(known.called) == list(users)
+        known = (room or world.room).queues._memory.get(world.thing)
+        return known is not None and known.serving > 0 and list(known.promoted) == list(users)
 
     await eventually(heard, 5, "the hints have arrived")
 
@@ -225,8 +227,8 @@ async def test_a_process_that_does_not_know_a_lost_queue_says_try_again_until_so
         with pytest.raises(StoreUnavailable, match="lost its data"):
             await ask(world, entries["a"], newcomer)
         with pytest.raises(StoreUnavailable):
-            await newcomer.entry("default", "main", "b")
-        world.wait(RETURN_MS // 3)
+            await newcomer.entry("default", "main", EntryArguments("b"))
+        world.wait(RESTORE_MS // 3)
     with pytest.raises(QueueUnknown):
         await newcomer.queues.view(world.thing)  # an operator asks what is there now
     await ask(world, entries["a"])
@@ -239,7 +241,7 @@ async def test_a_queue_that_nobody_writes_back_is_unknown_in_the_end(world: Worl
     newcomer = WaitingRoom(world.store)
     with pytest.raises(StoreUnavailable):
         await newcomer.status("default", "main", "a", trusted=True)
-    world.wait(RETURN_MS)
+    world.wait(RESTORE_MS)
     with pytest.raises(QueueUnknown):
         await newcomer.status("default", "main", "a", trusted=True)
 
@@ -250,7 +252,7 @@ async def test_a_possible_loss_counts_like_a_loss(world: World) -> None:
     await world.store.write(home, "HSET", home.key("meta"), "replid", "somebody-else")
     with pytest.raises(StoreUnavailable):
         await world.room.status("default", "other", "a", trusted=True)
-    world.wait(RETURN_MS)
+    world.wait(RESTORE_MS)
     with pytest.raises(QueueUnknown):
         await world.room.status("default", "other", "a", trusted=True)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headgate.store import Store
-from headgate.waiting_room import Reason
 from headgate.waiting_room.invariants import inspect
+from headgate.waiting_room.model import Reason
 from headgate.waiting_room.problems import TicketInvalid, TicketUsed
 from headgate.waiting_room.servers import MOST_CHANGED
+from headgate.waiting_room.wire import HeartbeatRequest
 from tests.store.waiting_world import World
 
 
@@ -209,7 +210,7 @@ async def test_a_draining_server_honours_tickets_and_gets_nobody_new(world: Worl
     await world.live(2)
     assert await states(world) == "PLPW"
     await world.redeem(await world.ticket("a"), "x1", "s1")
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=3)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=3))
     assert beat.drain
 
 
@@ -229,7 +230,7 @@ async def test_a_report_ends_what_it_lacks_but_never_what_was_redeemed_meanwhile
     await world.redeem(await world.ticket("b"), "x2", "s1")
     await world.beat("s1", 3, sessions=["x1"], as_of=first)
     assert set((await world.look()).sessions) == {"x1", "x2"}
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=3)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=3))
     await world.beat("s1", 3, sessions=["x2"], as_of=beat.seq)
     assert set((await world.look()).sessions) == {"x2"}
     assert (await world.look()).contradictions() == []
@@ -241,7 +242,7 @@ async def test_a_redeem_whose_answer_was_lost_gives_the_ticket_back_when_the_ser
     await world.live(1)
     ticket = await world.ticket("a")
     await world.redeem(ticket, "x1", "s1")
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=2)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=2))
     await world.beat("s1", 2, sessions=[], as_of=beat.seq)
     assert await states(world) == "PPWW"
     assert await world.ticket("a") == ticket
@@ -279,7 +280,7 @@ async def test_a_ticket_that_came_back_after_a_possible_loss_is_replaced(world: 
     ticket = await world.ticket("a")
     await world.redeem(ticket, "x1", "s1")
     await world.store.write(world.thing, "HSET", world.thing.key("meta"), "replid", "another")
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=1)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=1))
     await world.beat("s1", 1, sessions=[], as_of=beat.seq)
     with pytest.raises(TicketInvalid):
         await world.redeem(ticket, "x2", "s1")
@@ -321,7 +322,7 @@ async def test_capacity_is_clamped_to_the_most_and_may_be_left_out(world: World)
     await world.beat("s1", 9, most=2, sessions=[])
     [view] = (await world.room.servers("default", "main")).servers
     assert (view.capacity, view.max_capacity) == (2, 2)
-    await world.room.heartbeat("default", "main", "s1", capacity=None, max_capacity=3)
+    await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=None, max_capacity=3))
     [view] = (await world.room.servers("default", "main")).servers
     assert view.capacity == 3
 
@@ -330,18 +331,18 @@ async def test_a_long_report_is_taken_in_parts_and_no_seat_is_offered_before_all
     inside = [f"x{number}" for number in range(MOST_CHANGED * 2 + 1)]
     room = len(inside) + 2
     for known in (MOST_CHANGED, MOST_CHANGED * 2):
-        beat = await world.room.heartbeat("default", "main", "s1", capacity=room, sessions=inside, as_of=7)
+        beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=room, sessions=inside, as_of=7))
         assert beat.report, "there is more of it"
         await world.live(1)
         assert len((await world.look()).sessions) == known
         assert await states(world) == "WWWW"
-    beat = await world.room.heartbeat("default", "main", "s1", capacity=room, sessions=inside, as_of=7)
+    beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=room, sessions=inside, as_of=7))
     assert not beat.report
     await world.live(1)
     assert await states(world) == "PPWW"
 
     for left in (MOST_CHANGED + 1, 1, 0):
-        beat = await world.room.heartbeat("default", "main", "s1", capacity=2, sessions=[], as_of=8)
+        beat = await world.room.heartbeat("default", "s1", HeartbeatRequest(capacity=2, sessions=[], as_of=8))
         look = await world.look()
         assert len(look.sessions) == left
         assert beat.report == (left > 0)

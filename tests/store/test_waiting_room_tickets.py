@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.store import Store
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import TicketExpired
 from tests.store.waiting_world import World, enter_all
 
@@ -82,7 +83,7 @@ async def test_a_shown_rank_does_not_rise_when_many_come_back_who_never_saw_thei
     """They entered one by one and were told to be first; now they are all in line again."""
     await world.configure(capacity=5)
     for number in range(5):
-        entry = await world.room.entry("default", "main", "n", user_id=f"u{number}", trusted=True)
+        entry = await world.room.entry("default", "main", EntryArguments("n", user_id=f"u{number}", trusted=True))
         assert entry.rank == 1
         await world.tick()
         await world.live(1)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from headgate.store import Store, Thing
-from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
-from headgate.waiting_room.model import Beat
+from headgate.waiting_room.model import EntryArguments
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Beat, HeartbeatRequest, QueueView
 
 HEAD = struct.Struct("<cBdIII")
 
@@ -50,7 +52,7 @@ class Snapshot:
 
     @property
     def line(self) -> list[str]:
-        """Who waits, in order."""
+        """The waiting users, in order."""
         return sorted(self.waiting, key=self.waiting.__getitem__)
 
     def contradictions(self) -> list[str]:
@@ -154,7 +156,7 @@ class World:
 
     async def enter(self, user: str, **more: str) -> str:
         """Enter as an account and give the status."""
-        entry = await self.room.entry("default", self.queue, user, user_id=user, trusted=True, **more)
+        entry = await self.room.entry("default", self.queue, EntryArguments(user, user_id=user, trusted=True, **more))
         return str(entry.status)
 
     async def state(self, user: str) -> str:
@@ -176,9 +178,9 @@ class World:
     ) -> Beat:
         """Beat for a server; its sessions are reported if given."""
         return await self.room.heartbeat(
-            "default", self.queue, server, capacity=capacity, max_capacity=most, address=f"ws://{server}",
+            "default", server, HeartbeatRequest(queue=self.queue,capacity=capacity, max_capacity=most, address=f"ws://{server}",
             sessions=sessions, as_of=as_of,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     async def tick(self) -> None:
         """Let a worker visit the queue."""

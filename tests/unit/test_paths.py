@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.gate.paths import LONGEST_PATH, MOST_READ, literal_path, readings
+from headgate.gate.paths import LONGEST_PATH, MOST_CHARACTERS, interpretations, literal_path
 from headgate.http.networks import read_networks, within
 from headgate.http.path_rules import (
     MOST_GLOBS,
@@ -33,7 +33,7 @@ STARS = re.compile(r"(/\*\*\Z|\*\*|\*)")
 
 def guarded(target: str | bytes) -> bool:
     """Tell whether rules match a path, or whether it cannot be read."""
-    read = readings(target if isinstance(target, bytes) else target.encode())
+    read = interpretations(target if isinstance(target, bytes) else target.encode())
     return not read.complete or GUARDED.match(read.paths)
 
 
@@ -127,12 +127,12 @@ def test_a_plain_path_bypasses() -> None:
 
 def test_a_rule_may_be_written_as_a_browser_shows_or_sends_it() -> None:
     for rule in ("/상품/**", quote("/상품/") + "**", unicodedata.normalize("NFD", "/상품/**")):
-        assert PathRules([rule]).match(readings(quote("/상품/7").encode()).paths), rule
+        assert PathRules([rule]).match(interpretations(quote("/상품/7").encode()).paths), rule
 
 
 @given(st.binary(max_size=60))
 def test_plain_form_is_reached_once_and_for_all(raw: bytes) -> None:
-    paths, _ = readings(b"/" + raw)
+    paths, _ = interpretations(b"/" + raw)
     assert paths[0].startswith("/")
     assert "//" not in paths[0]
     assert ".." not in paths[0].split("/")
@@ -143,7 +143,7 @@ def test_plain_form_is_reached_once_and_for_all(raw: bytes) -> None:
 @given(st.text(max_size=60))
 def test_a_literal_path_is_in_plain_form(text: str) -> None:
     literal = literal_path(("/" + text).encode(errors="ignore"))
-    assert literal is None or readings(literal.encode()).paths[0] == normal_form(literal)
+    assert literal is None or interpretations(literal.encode()).paths[0] == normal_form(literal)
 
 
 def expression(glob: str) -> re.Pattern[str]:
@@ -226,11 +226,11 @@ def test_a_hundred_rules_take_few_steps_for_each_rule_whatever_the_path(rules: l
 def test_a_long_path_that_can_be_read_in_many_ways_is_not_read_in_all_of_them() -> None:
     target = b"/" + b"a\\b;/.c%2525252525" * 100
     assert len(target) < LONGEST_PATH
-    readings.cache_clear()
-    assert count_steps(lambda: readings(target)) < 20_000
-    read = readings(target)
+    interpretations.cache_clear()
+    assert count_steps(lambda: interpretations(target)) < 20_000
+    read = interpretations(target)
     assert not read.complete
-    assert sum(map(len, read.paths)) <= MOST_READ
+    assert sum(map(len, read.paths)) <= MOST_CHARACTERS
 
 
 def test_a_queue_has_a_limited_number_of_rules() -> None:
@@ -246,9 +246,9 @@ def test_a_queue_has_a_limited_number_of_rules() -> None:
 @pytest.mark.parametrize("piece", [b"/.;\\%252525252e", b"a/../", b"%25", b"/;a\\..", "ạ́".encode(), b"%2525252f"])
 def test_reading_takes_steps_in_proportion_to_the_length_of_the_path(piece: bytes) -> None:
     def steps(length: int) -> int:
-        readings.cache_clear()
+        interpretations.cache_clear()
         target = b"/" + piece * (length // len(piece))
-        return count_steps(lambda: readings(target))
+        return count_steps(lambda: interpretations(target))
 
     assert steps(2000) < 2.5 * steps(1000) + 500
     # However long it is, what is too long is not looked at.

@@ -17,8 +17,9 @@ from headgate.http.origins import ANY, origin_of, read_origins
 from headgate.kit.ids import member_id
 from headgate.kit.problems import HeadgateError, HeadTooLarge, InvalidRequest, Malformed, MethodNotAllowed
 from headgate.kit.settings import SettingInvalid
-from headgate.waiting_room.model import Reason, Redeemed
+from headgate.waiting_room.model import Reason
 from headgate.waiting_room.problems import TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room.wire import Redeemed
 
 PATH = "/gameserver"
 SUBPROTOCOL = "headgate"

@@ -12,8 +12,8 @@ from typing import Final
 from headgate.arena.handshake import SeatService
 from headgate.kit.ids import new_uuid
 from headgate.kit.problems import StoreUnavailable
-from headgate.waiting_room.model import Redeemed
 from headgate.waiting_room.problems import TicketUsed
+from headgate.waiting_room.wire import Redeemed
 
 MOST_UNKNOWN: Final = 10_000
 

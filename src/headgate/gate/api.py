@@ -1,96 +1,34 @@
-"""The gate's routes: one decision in each proxy's words, the plain check for a site's backend, and the waiting page."""
+"""HTTP routes of the gate: the check for each proxy's protocol, the check for a site's backend, and the waiting page."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlencode
 
 import msgspec
-from msgspec import Meta
 
-from headgate.gate.gate import Gate, Question, Verdict
-from headgate.gate.page import PageState, choose_language, render, words_of
+from headgate.gate.gate import NICKNAME, Gate, GateRequest, Verdict
+from headgate.gate.page import PageState, choose_language, render, texts_of
 from headgate.gate.passes import Visitor, read_cookies, set_cookie
-from headgate.gate.returns import elsewhere, returnable, safe_return
+from headgate.gate.problems import MustWait, RevocationsFull
+from headgate.gate.returns import on_other_host, return_target, safe_return
+from headgate.gate.wire import BypassHeader, BypassRequest, CheckAnswer, CheckQuery, GateQuery, RevokeRequest, WaitQuery
 from headgate.http.routes import Access, Answer, Call, Mount, Operation, Receive, Scope, Send, header_value, mounted
-from headgate.kit.ids import ThingName, member_id, thing_name
-from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, RateLimited, StoreUnavailable
-from headgate.kit.wire import Wire
-from headgate.waiting_room.model import State
+from headgate.kit.ids import member_id, thing_name
+from headgate.kit.problems import InvalidRequest, NotFound, RateLimited, StoreUnavailable
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.policy import Theme
-from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown, RevocationsFull
+from headgate.waiting_room.problems import QueueClosed, QueueFull, QueueUnknown
 from headgate.waiting_room.waiting_room import WaitingRoom
 
-Name = Annotated[str, Meta(max_length=256)]
 RETRY_SECONDS: Final = 5
 _PASS: Final = Answer(b"")
 COOKIE: Final = {"Cookie": "the visitor's, with their place or their pass"}
 IS_THE_PAGE: Final = "is the waiting page's address"
 
 
-class CheckQuery(Wire):
-    """What a site's backend asks about."""
-
-    user_id: str
-    resource: Name = ""
-    event_type: Annotated[str, Meta(max_length=64)] = ""
-    path: Annotated[str, Meta(max_length=4096)] = ""
-
-
-class CheckAnswer(Wire, omit_defaults=True):
-    """Pass or wait; who must wait is in line already."""
-
-    decision: str
-    queue: str | None = None
-    rank: int | None = None
-    wait_url: str | None = None
-    reason: str = ""
-
-
-class GateQuery(Wire):
-    """What the proxy's own configuration says of a location; nothing in it comes from the visitor."""
-
-    namespace: ThingName = "default"
-    resource: ThingName = ""
-    event_type: ThingName = ""
-
-
-class WaitQuery(msgspec.Struct, frozen=True, rename={"return_to": "return"}):
-    """Which page to return to, and how the waiting page is shown; whatever a shared link brought along is not ours."""
-
-    return_to: str = ""
-    lang: str = ""
-    plain: str = ""
-
-
-class RevokeRequest(Wire):
-    """Whose pass is ended."""
-
-    user_id: str
-
-
-class BypassRequest(Wire):
-    """For how long a program of the site's own may pass the gate."""
-
-    for_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
-
-
-class BypassHeader(Wire):
-    """The header to send; whoever has it passes this queue's gate until it ends."""
-
-    header: str
-    value: str
-    expires_in_seconds: int
-
-
-class MustWait(HeadgateError):
-    """It is not your turn yet; you are in line, and your place is kept."""
-
-    code, status = "must_wait", 429
-
-
 def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
-    """Give the check and the page."""
+    """List the routes that have one method."""
 
     async def check_gate(call: Call) -> CheckAnswer:
         query: CheckQuery = call.query
@@ -100,8 +38,8 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
             thing_name(query.event_type, "eventType")
         if not query.resource and not query.path:
             raise InvalidRequest("Say which resource or path is asked for.", field="resource")
-        verdict = await gate.ask(
-            Question(
+        verdict = await gate.check(
+            GateRequest(
                 call.namespace,
                 resource=query.resource,
                 event_type=query.event_type,
@@ -136,81 +74,44 @@ def operations(gate: Gate, room: WaitingRoom) -> list[Operation]:
         value = (await gate.keys()).seal_bypass(thing.tag, int(gate.rules.now()) + request.for_seconds)
         return BypassHeader(guard.policy.bypass.header, value, request.for_seconds)
 
+    def route(method: str, path: str, handler: Any, summary: str, access: Access, **more: Any) -> Operation:
+        return Operation(method, path, handler, summary, access=access, tag="gate", **more)
+
     return [
-        Operation(
-            "POST",
-            "/api/admin/queues/{queue}/revoke",
-            revoke_pass,
-            "End somebody's pass on every gate",
+        route(
+            "POST", "/api/admin/queues/{queue}/revoke", revoke_pass, "End somebody's pass on every gate", Access.ADMIN,
             description="Refused everywhere within a second, and the seat is free. They may stand in line again.",
-            access=Access.ADMIN,
-            tag="gate",
-            body=RevokeRequest,
-            errors=(QueueUnknown, RevocationsFull),
-            namespaced=True,
+            body=RevokeRequest, errors=(QueueUnknown, RevocationsFull), namespaced=True,
         ),
-        Operation(
-            "POST",
-            "/api/admin/queues/{queue}/bypass",
-            sign_bypass,
-            "Sign the header with which a program of the site's own passes the gate",
-            access=Access.ADMIN,
-            tag="gate",
-            body=BypassRequest,
-            answer=BypassHeader,
-            errors=(QueueUnknown,),
-            namespaced=True,
+        route(
+            "POST", "/api/admin/queues/{queue}/bypass", sign_bypass,
+            "Sign the header with which a program of the site's own passes the gate", Access.ADMIN, body=BypassRequest,
+            answer=BypassHeader, errors=(QueueUnknown,), namespaced=True,
         ),
-        Operation(
-            "GET",
-            "/api/gate/check",
-            check_gate,
-            "Ask whether a user may go on to a resource, or must wait",
-            access=Access.SERVICE,
-            tag="gate",
-            query=CheckQuery,
-            answer=CheckAnswer,
-            errors=(StoreUnavailable, QueueFull, QueueClosed),
-            namespaced=True,
-            prompt=True,
+        route(
+            "GET", "/api/gate/check", check_gate, "Ask whether a user may go on to a resource, or must wait", Access.SERVICE,
+            query=CheckQuery, answer=CheckAnswer, errors=(StoreUnavailable, QueueFull, QueueClosed), namespaced=True, prompt=True,
         ),
-        Operation(
-            "GET",
-            "/gate/nginx",
-            _Nginx(gate).ask,
-            "Ask for nginx, before each request",
+        route(
+            "GET", "/gate/nginx", _Nginx(gate).ask, "Ask for nginx, before each request", Access.PUBLIC, query=GateQuery,
             description="For auth_request: the resource is in the address that nginx was configured with, or the path is matched, "
             "as X-Original-URI has it.",
-            access=Access.PUBLIC,
-            tag="gate",
-            query=GateQuery,
-            limit="gate",
-            name="ask_for_nginx",
+            limit="gate", name="ask_for_nginx", prompt=True,
             headers={"X-Original-URI": "the path that the visitor asked for, set by nginx", **COOKIE},
             answers={
                 200: "Let through, as a pass in Set-Cookie says.",
                 401: f"Must wait: X-Headgate-Location {IS_THE_PAGE}.",
             },
-            prompt=True,
         ),
-        Operation(
-            "GET",
-            "/wait/{queue}",
-            _WaitPage(gate, room).show,
-            "The waiting page",
-            access=Access.PUBLIC,
-            tag="gate",
-            query=WaitQuery,
-            content_type="text/html; charset=utf-8",
-            other_statuses=(302, 404),
-            limit="gate",
-            namespaced=True,
+        route(
+            "GET", "/wait/{queue}", _WaitPage(gate, room).show, "The waiting page", Access.PUBLIC, query=WaitQuery,
+            content_type="text/html; charset=utf-8", other_statuses=(302, 404), limit="gate", namespaced=True,
         ),
-    ]
+    ]  # fmt: skip
 
 
 def mount(gate: Gate) -> Mount:
-    """Give the gate of the proxies that ask with any method, which is why it is a plain application."""
+    """Mount the checks of proxies that send the visitor's own method, for which routes are too narrow."""
 
     def route(path: str, summary: str, description: str, **more: Any) -> Operation:
         return Operation(
@@ -234,18 +135,18 @@ def mount(gate: Gate) -> Mount:
 
 
 class _Nginx:
-    """`/gate/nginx`, asked before each page and each picture: whoever is let through costs as little as can be."""
+    """`/gate/nginx`; nginx asks before each request, so the answer to a visitor with a pass is cheap."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
     async def ask(self, call: Call) -> Answer:
-        """nginx knows 2xx, 401 and 403 only; the page's address goes in a header."""
+        """Check a request; nginx accepts only 2xx, 401 and 403, so the page's address is in a header."""
         query: GateQuery = call.query
         target = call.headers.get(b"x-original-uri", b"/")
         secure = is_secure(call)
-        verdict = await self._gate.ask(
-            Question(
+        verdict = await self._gate.check(
+            GateRequest(
                 query.namespace,
                 query.resource,
                 query.event_type,
@@ -261,14 +162,14 @@ class _Nginx:
             return _PASS
         headers = await cookie_headers(self._gate, verdict.visitor, secure=secure)
         if verdict.passes:
-            # The site's page will carry this pass, so nobody may keep it for others.
+            # The site's answer will carry this pass, so no cache may store it.
             return Answer(b"", 200, {**headers, "X-Headgate-Cache": "no-store"})
         headers["X-Headgate-Location"] = wait_url(query.namespace, verdict.queue, target)
         return Answer(b"", 401, headers)
 
 
 class _Proxies:
-    """`/gate/forward` and `/gate/envoy`, asked with any method."""
+    """`/gate/forward` and `/gate/envoy`, with any method."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -278,12 +179,12 @@ class _Proxies:
         path: bytes = scope.get("raw_path") or scope["path"].encode()
         name, _, rest = path.removeprefix(b"/gate/").partition(b"/")
         if name == b"envoy":
-            # Envoy appends the request's own path, and with it the visitor's own query: nothing in it is ours.
+            # Envoy appends the path and query of the visitor's request, so the query holds no options of ours.
             query: bytes = scope["query_string"]
-            answer = await self._for_visitor(call, {}, b"/%b?%b" % (rest, query) if query else b"/" + rest)
+            answer = await self._answer(call, {}, b"/%b?%b" % (rest, query) if query else b"/" + rest)
         elif name == b"forward" and not rest:
             options = {key: values[0] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-            answer = await self._for_visitor(call, options, call.headers.get(b"x-forwarded-uri") or b"/")
+            answer = await self._answer(call, options, call.headers.get(b"x-forwarded-uri") or b"/")
         else:
             raise NotFound
         headers = [(key.lower().encode(), header_value(value)) for key, value in answer.headers.items()]
@@ -295,11 +196,11 @@ class _Proxies:
         await send({"type": "http.response.body", "body": body})
 
     async def _ask(self, call: Call, options: dict[str, str], target: bytes) -> tuple[Verdict, dict[str, str]]:
-        """Ask the gate about a request that a proxy describes; gives the verdict and the headers it needs."""
+        """Check the request that a proxy describes; give the verdict and the headers of the answer."""
         secure = is_secure(call)
         resource = thing_name(options["resource"], "resource") if "resource" in options else ""
-        verdict = await self._gate.ask(
-            Question(
+        verdict = await self._gate.check(
+            GateRequest(
                 thing_name(options.get("namespace", "default"), "namespace"),
                 resource=resource,
                 event_type=thing_name(options["eventType"], "eventType") if "eventType" in options else "",
@@ -312,14 +213,14 @@ class _Proxies:
         )
         return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
 
-    async def _for_visitor(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
-        """Answer in the visitor's words: Traefik and Caddy pass on whatever is not 2xx, Envoy whatever is not 200 or 5xx."""
+    async def _answer(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
+        """Answer as to the visitor, since proxies pass on refusals: Traefik and Caddy all but 2xx, Envoy all but 200 and 5xx."""
         verdict, headers = await self._ask(call, options, target)
         if verdict.passes:
             if "Set-Cookie" in headers:
-                # The site's page will carry this pass, so nobody may keep it for others.
+                # The site's answer will carry this pass, so no cache may store it.
                 headers["X-Headgate-Cache"] = "no-store"
-                # Caddy can copy a header of ours to its answer, but not Set-Cookie itself.
+                # Caddy can copy a header to its answer, but not Set-Cookie itself.
                 headers["X-Headgate-Set-Cookie"] = headers["Set-Cookie"]
             return Answer(status=200, headers=headers)
         page = wait_url(options.get("namespace", "default"), verdict.queue, target)
@@ -335,7 +236,7 @@ class _Proxies:
 
 
 class _WaitPage:
-    """`/wait/{queue}`: enters the visitor if need be, and shows where they stand."""
+    """`/wait/{queue}`: enters the visitor into the queue if necessary, and shows their status."""
 
     def __init__(self, gate: Gate, room: WaitingRoom) -> None:
         self._gate = gate
@@ -362,22 +263,22 @@ class _WaitPage:
             now=self._gate.rules.now(),
             plain=query.plain == "1",
         )
-        words = words_of(language)
-        visitor = await self._gate.visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
+        words = texts_of(language)
+        visitor = await self._gate.read_visitor(read_cookies(call.headers.get(b"cookie"), secure=secure))
         try:
             if visitor is None:
                 call.spend("entry")
-                visitor = self._gate.newcomer()
-            entry = await self._room.entry(call.namespace, queue, "visitor", user_id=visitor.id, trusted=True)
+                visitor = self._gate.new_visitor()
+            entry = await self._room.entry(call.namespace, queue, EntryArguments(NICKNAME, visitor.id, trusted=True))
         except QueueUnknown:
-            if not query.return_to:  # nobody was sent here from a page of the site that they could go back to
+            if not query.return_to:  # there is no page of the site to send the visitor back to
                 return _page(msgspec.structs.replace(state, missing=True), 404, {})
-            return _sent_to(back, {})
+            return _redirect(back, {})
         except QueueFull:
             return _page(msgspec.structs.replace(state, notice=words["full"]), 200, {})
         except QueueClosed:
             if guard is not None and guard.policy.template:
-                return _sent_to(back, {})  # its template was deleted, so the gate lets everybody through
+                return _redirect(back, {})  # its template was deleted, so the gate passes every visitor
             return _page(msgspec.structs.replace(state, notice=words["closed"]), 200, {})
         except RateLimited as error:
             seconds = str(int(error.retry_after or RETRY_SECONDS))
@@ -387,39 +288,43 @@ class _WaitPage:
             headers = {"Retry-After": str(RETRY_SECONDS), "Refresh": str(RETRY_SECONDS)}
             return _page(msgspec.structs.replace(state, notice=words["unavailable"]), 503, headers)
         headers = await cookie_headers(self._gate, visitor, secure=secure)
-        if entry.status in (State.PROMOTED, State.ACTIVE) and not elsewhere(back, host):
-            return _sent_to(back, headers)
+        if entry.status in (State.PROMOTED, State.ACTIVE) and not on_other_host(back, host):
+            return _redirect(back, headers)
         status = msgspec.to_builtins(entry)
         state = msgspec.structs.replace(
-            state, status=status, user_id=visitor.id, place_token=entry.place_token, elsewhere=elsewhere(back, host)
+            state,
+            status=status,
+            user_id=visitor.id,
+            place_token=entry.place_token,
+            other_host=on_other_host(back, host),
         )
         return _page(state, 200, headers)
 
 
 def wait_url(namespace: str, queue: str, target: bytes) -> str:
     """Give the waiting page's address for a request."""
-    query = {"return": returnable(target)}
+    query = {"return": return_target(target)}
     if namespace != "default":
         query["namespace"] = namespace
     return f"/wait/{queue}?{urlencode(query)}"
 
 
 async def cookie_headers(gate: Gate, visitor: Visitor | None, *, secure: bool) -> dict[str, str]:
-    """Give the header that writes a visitor's cookie, if it is to be written."""
+    """Give the header that sets a visitor's cookie, if there is a visitor to write."""
     if visitor is None:
         return {}
     return {"Set-Cookie": set_cookie((await gate.keys()).seal(visitor), secure=secure)}
 
 
 def is_secure(call: Call) -> bool:
-    """Tell whether the visitor came by https: by the connection, or by the word of the proxy in front."""
-    told = call.headers.get(b"x-forwarded-proto")
-    if told:
-        return told == b"https" or (b"," in told and told.split(b",")[0].strip() == b"https")
+    """Tell whether the visitor uses https: by X-Forwarded-Proto of the proxy in front, else by the connection."""
+    proto = call.headers.get(b"x-forwarded-proto")
+    if proto:
+        return proto == b"https" or (b"," in proto and proto.split(b",")[0].strip() == b"https")
     return call.scheme == "https"
 
 
-def _sent_to(address: str, headers: dict[str, str]) -> Answer:
+def _redirect(address: str, headers: dict[str, str]) -> Answer:
     return Answer(status=302, headers={**headers, "Location": address, "Cache-Control": "no-store"})
 
 

@@ -1,7 +1,7 @@
-"""The gate: pass or wait, for each request that a site, a proxy or a page asks about.
+"""The gate: decides pass or wait for each request that a site, a proxy or a page asks about.
 
-Most answers cost no store call: nobody guards this, its queue is off, or the visitor shows a pass that is still good. Only
-somebody who must stand in line, or whose pass is in its last third, is looked up.
+Most answers need no store call: no queue guards the resource, its queue is off, or the visitor has a valid pass. Only a
+visitor who must wait, or whose pass is in its last third, costs a call.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from headgate.gate.rules import MOST_REVOKED, GateRules, Match
 from headgate.gate.traffic import Traffic
 from headgate.http.networks import within
 from headgate.kit.ids import new_uuid
-from headgate.kit.life import Job
 from headgate.kit.metrics import counter
 from headgate.kit.problems import RateLimited, StoreFull, StoreUnavailable
 from headgate.store import Store, Thing, script
 from headgate.waiting_room.metrics import QUEUES, label
-from headgate.waiting_room.model import State, Status
+from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.policy import FailMode
 from headgate.waiting_room.problems import QueueUnknown, SessionUnknown, TicketInvalid
 from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Status
 
 REVOKE = script("headgate.waiting_room", "revoke")
 
 FULL_SECONDS: Final = 0.1
 FLUSH_SECONDS: Final = 0.25
-COOL_SECONDS: Final = 1.0
-AWAY_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
 STEP_PEOPLE: Final = 16
-MOST_INSIDE: Final = 100_000
-MOST_RECOGNISED: Final = 20_000
+MOST_ACCOUNTS: Final = 100_000
+MOST_VERIFIED: Final = 20_000
 NICKNAME: Final = "visitor"
 
 VERDICTS = counter("headgate_gate_verdicts_total", "What gates answered, and why.", ["verdict", "reason"])
@@ -48,7 +47,7 @@ FAIL_MODE = QUEUES.counter(
 
 
 class VerdictReason(StrEnum):
-    """Why a gate said what it said."""
+    """The reason of a verdict."""
 
     UNGUARDED = "unguarded"
     OFF = "off"
@@ -60,8 +59,8 @@ class VerdictReason(StrEnum):
     FAIL_OPEN = "fail_open"
 
 
-class Question(msgspec.Struct, frozen=True):
-    """One request: what it is about, and who asks. `user_id` is an account that the site vouches for.
+class GateRequest(msgspec.Struct, frozen=True):
+    """One request to check; `user_id` is an account that the site vouches for.
 
     `spend` counts an entry against the limit of the visitor's address; raises RateLimited.
     """
@@ -78,7 +77,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Pass or wait; `visitor` is set when the cookie must be written anew, `refusal` when the visitor is not in line yet."""
+    """Pass or wait; `visitor` is set when the cookie must be written, `refusal` when the visitor has no place yet."""
 
     passes: bool
     reason: VerdictReason
@@ -92,7 +91,7 @@ _UNGUARDED: Final = Verdict(True, VerdictReason.UNGUARDED)
 
 
 class Gate:
-    """Answers for all queues of a store."""
+    """The main class: checks requests against all queues of a store."""
 
     def __init__(self, store: Store, room: WaitingRoom) -> None:
         self._store = store
@@ -100,153 +99,149 @@ class Gate:
         self.rules = GateRules(store, room.queues)
         self.traffic = Traffic(store, room.queues, self.rules)
         self._keys: PassKeys | None = None
-        self._full: dict[Thing, float] = {}
-        # Queues whose part of the store was away, and until when nobody asks there.
-        self._away: dict[Thing, float] = {}
-        # Answers since the last flush: a hot path must not pay for its figures.
-        self._figures: dict[VerdictReason, int] = {}
-        # Cookies that were found good: the same few bytes come with every picture of a page.
-        self._recognised: dict[str, Visitor] = {}
-        # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
-        self._inside: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
+        self._full_at: dict[Thing, float] = {}
+        # Queues whose store node is unavailable, and when to try it again.
+        self._unavailable: dict[Thing, float] = {}
+        # Verdicts since the last flush, because a metric costs too much on the hot path.
+        self._verdicts: dict[VerdictReason, int] = {}
+        # A cache of verified cookies, because the same cookie comes with each request of a page.
+        self._verified: dict[str, Visitor] = {}
+        # Passes of accounts, which have no cookie because a site's backend asks for them.
+        self._account_passes: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
 
     async def keys(self) -> PassKeys:
-        """Give what signs the visitors' cookies."""
+        """Give the keys that sign visitors' cookies."""
         if self._keys is None:
             self._keys = PassKeys((await self._room.signing_keys()).secrets())
         return self._keys
 
-    async def ask(self, question: Question) -> Verdict:
-        """Decide one request."""
-        match = self.rules.match(question.namespace, question.resource, question.event_type, question.target)
+    async def check(self, request: GateRequest) -> Verdict:
+        """Check one request."""
+        match = self.rules.match(request.namespace, request.resource, request.event_type, request.target)
         if match is None:
             verdict = _UNGUARDED
         else:
             if match.counted is not None:
                 self.traffic.count(match.counted)
-            verdict = self._at_once(match, question) or await self._decide(match, question)
-        figures = self._figures
-        figures[verdict.reason] = figures.get(verdict.reason, 0) + 1
+            verdict = self._decide_locally(match, request) or await self._decide_with_store(match, request)
+        verdicts = self._verdicts
+        verdicts[verdict.reason] = verdicts.get(verdict.reason, 0) + 1
         return verdict
 
-    async def keep(self) -> None:
-        """Tell what was counted, again and again."""
+    async def run(self) -> None:
+        """Flush the counters of verdicts and traffic for the life of the process."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            figures, self._figures = self._figures, {}
-            for reason, number in figures.items():
+            verdicts, self._verdicts = self._verdicts, {}
+            for reason, number in verdicts.items():
                 VERDICTS.labels(
                     "wait" if reason in (VerdictReason.WAITING, VerdictReason.LIMITED) else "pass", reason
                 ).inc(number)
             await self.traffic.flush()
 
     async def revoke(self, thing: Thing, user_id: str, *, who: str) -> None:
-        """End somebody's pass on every gate; they may stand in line again."""
-        await self._room.queues.kept(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
-        await self._room.queues.mark(thing)
-        self._inside.pop((thing, user_id), None)
+        """End a user's pass on every gate; the user may enter the queue again."""
+        await self._room.queues.with_restore(thing, lambda: self._store.run(REVOKE, thing, user_id, who, MOST_REVOKED))
+        await self._room.queues.mark_changed(thing)
+        self._account_passes.pop((thing, user_id), None)
 
-    async def visitor(self, cookies: tuple[str, ...]) -> Visitor | None:
-        """Read a visitor's cookies; None if none of them is good."""
-        return self._recognise(await self.keys(), cookies, self.rules.now()) if cookies else None
+    async def read_visitor(self, cookies: tuple[str, ...]) -> Visitor | None:
+        """Give the visitor of the first valid cookie; None if no cookie is valid."""
+        return self._open_cookies(await self.keys(), cookies, self.rules.now()) if cookies else None
 
-    def jobs(self) -> list[Job]:
-        """Give what a worker does for the gate."""
-        return [Job("gate cooling", self.traffic.cool, COOL_SECONDS)]
-
-    def newcomer(self) -> Visitor:
-        """Make a visitor whom we have not seen before."""
+    def new_visitor(self) -> Visitor:
+        """Make a visitor with a new id."""
         return Visitor(new_uuid(), int(self.rules.now()) + VISITOR_SECONDS)
 
-    def _at_once(self, match: Match, question: Question) -> Verdict | None:
-        """Decide without the store; None if that cannot be done."""
-        if match.bypassed or (match.bypasses and self._bypasses(match, question)):
+    def _decide_locally(self, match: Match, request: GateRequest) -> Verdict | None:
+        """Decide without a store call; None if that is not possible."""
+        if match.bypassed or (match.bypasses and self._is_bypassed(match, request)):
             return Verdict(True, VerdictReason.BYPASS, match.queue.name)
         if not match.active:
             return Verdict(True, VerdictReason.OFF, match.queue.name)
         now = self.rules.now()
-        held = self._held(match, question.user_id, self._shown(question, now), now)
+        held = self._valid_pass(match, request.user_id, self._visitor_of(request, now), now)
         if held is None or held.renewable(now):
             return None
         return Verdict(True, VerdictReason.INSIDE, match.queue.name)
 
-    async def _decide(self, match: Match, question: Question) -> Verdict:
-        """Decide with the store's help."""
+    async def _decide_with_store(self, match: Match, request: GateRequest) -> Verdict:
+        """Decide with store calls."""
         held = None
         try:
             if self._keys is None:
                 await self.keys()
-                verdict = self._at_once(match, question)
+                verdict = self._decide_locally(match, request)
                 if verdict is not None:
                     return verdict
             now = self.rules.now()
-            visitor = self._shown(question, now)
-            held = self._held(match, question.user_id, visitor, now)
-            if self._away:
-                self._look_again(match.queue)
-            verdict = await self._renew(match, question.user_id, visitor) if held is not None else None
-            if verdict is None and visitor is None and not question.user_id and question.spend is not None:
-                verdict = _limited(match, question.spend)
+            visitor = self._visitor_of(request, now)
+            held = self._valid_pass(match, request.user_id, visitor, now)
+            if self._unavailable:
+                self._probe(match.queue)
+            verdict = await self._renew(match, request.user_id, visitor) if held is not None else None
+            if verdict is None and visitor is None and not request.user_id and request.spend is not None:
+                verdict = _limited(match, request.spend)
             if verdict is None:
-                verdict = await self._enter(match, question.user_id, visitor or self.newcomer())
-            if self._away:
-                self._away.pop(match.queue, None)
+                verdict = await self._enter(match, request.user_id, visitor or self.new_visitor())
+            if self._unavailable:
+                self._unavailable.pop(match.queue, None)
             return verdict
         except StoreUnavailable as error:
-            if not isinstance(error, StoreFull):  # which has answers for those it knows
-                self._away.setdefault(match.queue, monotonic() + AWAY_SECONDS)
+            if not isinstance(error, StoreFull):  # a full store still answers for users that it knows
+                self._unavailable.setdefault(match.queue, monotonic() + RETRY_SECONDS)
             mode = match.guard.policy.fail_mode
             FAIL_MODE.labels(label(match.guard.thing), mode).inc()
             if held is not None or mode is FailMode.OPEN:
                 return Verdict(True, VerdictReason.FAIL_OPEN, match.queue.name)
             raise
         except QueueUnknown:
-            # Switched off or deleted a moment ago: whoever asks passes.
+            # The queue was switched off or deleted a moment ago.
             return Verdict(True, VerdictReason.OFF, match.queue.name)
 
-    def _look_again(self, queue: Thing) -> None:
-        """Let one request a second find out whether a queue is back; the others are answered without waiting for it."""
+    def _probe(self, queue: Thing) -> None:
+        """Let one request a second try an unavailable queue; raise StoreUnavailable at once for the others."""
         now = monotonic()
-        until = self._away.get(queue)
+        until = self._unavailable.get(queue)
         if until is None:
             return
         if now < until:
             raise StoreUnavailable
-        self._away[queue] = now + AWAY_SECONDS
+        self._unavailable[queue] = now + RETRY_SECONDS
 
-    def _bypasses(self, match: Match, question: Question) -> bool:
+    def _is_bypassed(self, match: Match, request: GateRequest) -> bool:
         guard = match.guard
-        if question.client and guard.open_networks and within(question.client, guard.open_networks):
+        if request.client and guard.bypass_networks and within(request.client, guard.bypass_networks):
             return True
         name = guard.policy.bypass.header.lower().encode()
-        value = question.headers.get(name) if name else None
+        value = request.headers.get(name) if name else None
         if value is None or self._keys is None:
             return False
         return self._keys.bypasses(value.decode("latin-1"), guard.thing.tag, self.rules.now())
 
-    def _shown(self, question: Question, now: float) -> Visitor | None:
-        """Give whose cookie comes with a request; None if it has no good one, or an account stands for the visitor."""
-        if self._keys is None or not question.cookies or question.user_id:
+    def _visitor_of(self, request: GateRequest, now: float) -> Visitor | None:
+        """Give the visitor of a request's cookies; None without a valid one, or if the request names an account."""
+        if self._keys is None or not request.cookies or request.user_id:
             return None
-        return self._recognise(self._keys, question.cookies, now)
+        return self._open_cookies(self._keys, request.cookies, now)
 
-    def _recognise(self, keys: PassKeys, cookies: tuple[str, ...], now: float) -> Visitor | None:
+    def _open_cookies(self, keys: PassKeys, cookies: tuple[str, ...], now: float) -> Visitor | None:
         for cookie in cookies:
-            visitor = self._recognised.get(cookie)
+            visitor = self._verified.get(cookie)
             if visitor is None:
                 visitor = keys.open(cookie, now)
                 if visitor is None:
                     continue
-                if len(self._recognised) >= MOST_RECOGNISED:
-                    self._recognised.clear()
-                self._recognised[cookie] = visitor
+                if len(self._verified) >= MOST_VERIFIED:
+                    self._verified.clear()
+                self._verified[cookie] = visitor
             if visitor.expires > now:
                 return visitor
         return None
 
-    def _held(self, match: Match, user_id: str, visitor: Visitor | None, now: float) -> Pass | None:
-        """Find a pass that is good for this queue as it is now."""
-        held = self._inside.get((match.queue, user_id)) if user_id else None
+    def _valid_pass(self, match: Match, user_id: str, visitor: Visitor | None, now: float) -> Pass | None:
+        """Find a pass that is valid for the queue's current generation."""
+        held = self._account_passes.get((match.queue, user_id)) if user_id else None
         if visitor is not None:
             held = visitor.pass_for(match.tag)
         if held is None:
@@ -266,15 +261,15 @@ class Gate:
             _, seconds = await self._room.renew(match.queue.namespace, match.queue.name, who)
         except SessionUnknown:
             return None
-        return self._passed(match, user_id, visitor, seconds, VerdictReason.INSIDE)
+        return self._grant(match, user_id, visitor, seconds, VerdictReason.INSIDE)
 
     async def _enter(self, match: Match, user_id: str, visitor: Visitor) -> Verdict:
-        """Stand in line, and pass at once if it is this one's turn."""
+        """Enter the queue, and pass at once if the visitor is promoted."""
         namespace, name, who = match.queue.namespace, match.queue.name, user_id or visitor.id
         if match.derived and self.rules.guard(match.queue) is None:
-            await self.traffic.make(match.guard, name)
-        status: Status = await self._room.entry(namespace, name, NICKNAME, user_id=who, trusted=True)
-        if status.status is State.WAITING and await self._called(match.queue):
+            await self.traffic.create_queue(match.guard, name)
+        status: Status = await self._room.entry(namespace, name, EntryArguments(NICKNAME, who, trusted=True))
+        if status.status is State.WAITING and await self._promote(match.queue):
             status = await self._room.status(namespace, name, who, trusted=True)
         if status.status is State.PROMOTED and isinstance(status.ticket_id, str):
             try:
@@ -286,38 +281,38 @@ class Gate:
                 _, seconds = await self._room.renew(namespace, name, who)
             except SessionUnknown:
                 return Verdict(False, VerdictReason.WAITING, name, status, visitor)
-            return self._passed(match, user_id, visitor, seconds, VerdictReason.ADMITTED)
+            return self._grant(match, user_id, visitor, seconds, VerdictReason.ADMITTED)
         return Verdict(False, VerdictReason.WAITING, name, status, None if user_id else visitor)
 
-    def _passed(
+    def _grant(
         self, match: Match, user_id: str, visitor: Visitor | None, seconds: float, reason: VerdictReason
     ) -> Verdict:
         guard = self.rules.guard(match.queue) or match.guard
         now = int(self.rules.now())
         new = Pass(match.queue.tag, guard.generation, now, now + int(seconds))
         if user_id:
-            self._inside[(match.queue, user_id)] = new
-            self._inside.move_to_end((match.queue, user_id))
-            if len(self._inside) > MOST_INSIDE:
-                self._inside.popitem(last=False)
+            self._account_passes[(match.queue, user_id)] = new
+            self._account_passes.move_to_end((match.queue, user_id))
+            if len(self._account_passes) > MOST_ACCOUNTS:
+                self._account_passes.popitem(last=False)
             return Verdict(True, reason, match.queue.name)
-        return Verdict(True, reason, match.queue.name, visitor=(visitor or self.newcomer()).with_pass(new))
+        return Verdict(True, reason, match.queue.name, visitor=(visitor or self.new_visitor()).with_pass(new))
 
-    async def _called(self, queue: Thing) -> bool:
-        """Call whoever is in front and has a seat; a queue that had none a moment ago is not asked for each newcomer."""
+    async def _promote(self, queue: Thing) -> bool:
+        """Run a promotion step, unless one a moment ago found no free seat; tell whether anybody was promoted."""
         now = monotonic()
-        if now - self._full.get(queue, 0.0) < FULL_SECONDS:
+        if now - self._full_at.get(queue, 0.0) < FULL_SECONDS:
             return False
-        _, _, called = await self._room.promotion.step(queue, STEP_PEOPLE)
-        if not called:
-            if len(self._full) > MOST_INSIDE:
-                self._full.clear()
-            self._full[queue] = now
-        return called > 0
+        _, _, promoted = await self._room.promotion.step(queue, STEP_PEOPLE)
+        if not promoted:
+            if len(self._full_at) > MOST_ACCOUNTS:
+                self._full_at.clear()
+            self._full_at[queue] = now
+        return promoted > 0
 
 
 def _limited(match: Match, spend: Callable[[str], None]) -> Verdict | None:
-    """Count the entry of a visitor whom we have not seen before; who may not enter now waits without a place."""
+    """Count a new visitor's entry against the rate limit; beyond it the visitor waits without a place."""
     try:
         spend("entry")
     except RateLimited as error:

@@ -1,7 +1,7 @@
 """The waiting page: one self-contained document per visitor, in their language and the operator's colours.
 
-Everything on it that came from outside is escaped here and nowhere else. Style and script are inside the page and bound
-to it by a nonce, so the page asks nobody for anything and stands when the rest falls.
+Every text from outside is escaped here and nowhere else. Style and script are inside the page and allowed by a nonce, so the
+page needs no other request to be shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACE = re.compile(r"\{\{([\w.]+)\}\}")
 
 
 class PageState(msgspec.Struct, frozen=True):
-    """What one visitor's page shows."""
+    """Everything that one visitor's page shows."""
 
     queue: str
     namespace: str
@@ -40,7 +40,7 @@ class PageState(msgspec.Struct, frozen=True):
     theme: Theme = Theme()
     notice: str = ""
     plain: bool = False
-    elsewhere: bool = False
+    other_host: bool = False
     missing: bool = False
     opens_at: datetime | None = None
     now: float = 0.0  # the store's time in seconds
@@ -54,30 +54,30 @@ class WaitingPage(msgspec.Struct, frozen=True):
 
 
 def choose_language(asked: str | None, accepted: str | None) -> str:
-    """Pick the page's language: what the visitor chose, else what their browser prefers, else English."""
+    """Choose the page's language: the visitor's choice, else the browser's preference, else English."""
     if asked in LANGUAGES:
         return asked
-    wishes: list[tuple[float, int, str]] = []
+    preferences: list[tuple[float, int, str]] = []
     for order, part in enumerate((accepted or "")[:512].split(",")):
         name, _, weight = part.strip().partition(";q=")
         try:
-            wishes.append((-float(weight or 1), order, name.split("-")[0].lower()))
+            preferences.append((-float(weight or 1), order, name.split("-")[0].lower()))
         except ValueError:
             continue
-    return next((name for _, _, name in sorted(wishes) if name in LANGUAGES), LANGUAGES[0])
+    return next((name for _, _, name in sorted(preferences) if name in LANGUAGES), LANGUAGES[0])
 
 
 @cache
-def words_of(language: str) -> dict[str, str]:
-    """Read a language's words; what it lacks is English."""
+def texts_of(language: str) -> dict[str, str]:
+    """Read the texts of a language; missing ones are English."""
     english = msgspec.json.decode(web_text("locales/en.json"), type=dict[str, str])
     return english | msgspec.json.decode(web_text(f"locales/{language}.json"), type=dict[str, str])
 
 
 def render(state: PageState, *, refresh_seconds: int = 10) -> WaitingPage:
-    """Write the page; `plain` is for browsers without scripts and refreshes by header."""
+    """Render the page; a `plain` one is for browsers without scripts and is refreshed by a header."""
     nonce = secrets.token_urlsafe(16)
-    words = words_of(state.language)
+    words = texts_of(state.language)
     again_url = _address(state, language=state.language)
     in_line = state.status.get("status") in {"WAITING", "AWAY"}
     turn = state.status.get("status") in {"PROMOTED", "ACTIVE"}
@@ -109,11 +109,11 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> WaitingPage:
         "languages": _switcher(state),
         "page": _for_script(state, words, again_url),
         "script": web_text("wait/page.js") if live else "",
-        "style": _filled(web_text("wait/page.css"), _colours(state.theme)),
+        "style": _fill(web_text("wait/page.css"), _colours(state.theme)),
     }
     values.update({f"w.{key}": html.escape(text) for key, text in words.items()})
     if in_line:
-        # A browser without scripts goes on by itself to the page that refreshes itself.
+        # A browser without scripts is redirected to the plain page, which refreshes itself.
         plain_url = html.escape(_address(state, language=state.language, plain="1"))
         values["by_hand"] = _without_script(
             f'<p><a class="button" href="{plain_url}">{values["w.check_again"]}</a></p>'
@@ -132,14 +132,14 @@ def render(state: PageState, *, refresh_seconds: int = 10) -> WaitingPage:
     }
     if state.plain and in_line:
         headers["Refresh"] = str(refresh_seconds)
-    return WaitingPage(_filled(web_text("wait/page.html"), values).encode(), headers)
+    return WaitingPage(_fill(web_text("wait/page.html"), values).encode(), headers)
 
 
 def _without_script(element: str) -> str:
     return f"<noscript>{element}</noscript>"
 
 
-def _filled(template: str, values: dict[str, str]) -> str:
+def _fill(template: str, values: dict[str, str]) -> str:
     return _PLACE.sub(lambda place: values[place[1]], template)
 
 
@@ -150,7 +150,7 @@ def _explain(words: dict[str, str], state: PageState, *, in_line: bool) -> str:
 
 
 def _opening(words: dict[str, str], state: PageState) -> str:
-    """Say when the line opens, if that is still to come; the script says it again in the visitor's own time zone."""
+    """Give the text that says when the queue opens, if it is not open yet; the script shows it in local time."""
     opens_at = state.opens_at
     if opens_at is None or opens_at.timestamp() <= state.now:
         return ""
@@ -171,7 +171,7 @@ def _switcher(state: PageState) -> str:
     links = []
     for language in LANGUAGES:
         here = ' aria-current="true"' if language == state.language else ""
-        words = words_of(language)
+        words = texts_of(language)
         address = html.escape(_address(state, language=language, **more))
         links.append(
             f'<a lang="{language}" dir="{words["dir"]}" hreflang="{language}" href="{address}"{here}>'
@@ -181,7 +181,7 @@ def _switcher(state: PageState) -> str:
 
 
 def _for_script(state: PageState, words: dict[str, str], again_url: str) -> str:
-    """Write what the script needs as JSON that cannot end its element early."""
+    """Encode the script's data as JSON that cannot close its HTML element."""
     data = msgspec.json.encode(
         {
             "api": "/api/queue",
@@ -190,7 +190,7 @@ def _for_script(state: PageState, words: dict[str, str], again_url: str) -> str:
             "userId": state.user_id,
             "placeToken": state.place_token,
             "returnUrl": state.return_url,
-            "elsewhere": state.elsewhere,
+            "elsewhere": state.other_host,
             "opensAt": state.opens_at,
             "againUrl": again_url,
             "lang": state.language,
@@ -217,25 +217,25 @@ def _policy(nonce: str, logo: str | None) -> str:
 
 
 def _colours(theme: Theme) -> dict[str, str]:
-    """Take the operator's colours and choose ink that can be read on them."""
+    """Give the operator's colours, and text colours that are readable on them."""
     color = theme.color if theme.color and _HEX.fullmatch(theme.color) else DEFAULT_COLOR
     own = theme.background if theme.background and _HEX.fullmatch(theme.background) else None
     light, dark = (own, own) if own else DEFAULT_BACKGROUND
     bright = color if _luminance(color) > 0.18 else _lighter(color)
     return {
         "color": color,
-        "on_color": _ink_on(color),
+        "on_color": _text_color_on(color),
         "color_dark": bright,
-        "on_color_dark": _ink_on(bright),
+        "on_color_dark": _text_color_on(bright),
         "background": light,
-        "on_background": _ink_on(light),
+        "on_background": _text_color_on(light),
         "background_dark": dark,
-        "on_background_dark": _ink_on(dark),
+        "on_background_dark": _text_color_on(dark),
     }
 
 
-def _ink_on(color: str) -> str:
-    """Black or white, whichever stands out more: never less than 4.5 to 1."""
+def _text_color_on(color: str) -> str:
+    """Choose black or white, whichever has more contrast; it is always at least 4.5 to 1."""
     return "#000000" if _luminance(color) > 0.179 else "#ffffff"
 
 

@@ -1,7 +1,7 @@
-"""The visitor's cookie: who they are and which queues they have passed, signed so that only we can have written it.
+"""The visitor's cookie: a signed list of the visitor's id and passes.
 
-Someone inside shows this cookie with each request, so checking it must cost no store call: a keyed hash over the exact bytes,
-compared in constant time. One cookie holds the visitor and all their passes, so a pass cannot travel without its visitor.
+A visitor with a pass sends this cookie with each request, so it is verified without a store call: a keyed hash over the exact
+bytes, compared in constant time. One cookie holds the visitor and all passes, so a pass cannot be used by another visitor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BYPASS: Final = b"headgate bypass header v1"
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
-    """The right to be inside one queue's site until `expires`; times are store seconds."""
+    """The right to use what one queue guards until `expires`; times are store seconds."""
 
     queue: str
     generation: int
@@ -35,7 +35,7 @@ class Pass(msgspec.Struct, frozen=True, array_like=True):
     expires: int
 
     def renewable(self, now: float) -> bool:
-        """Tell whether the last third of its life has begun."""
+        """Tell whether the last third of its lifetime has begun."""
         return now >= self.expires - (self.expires - self.issued) / 3
 
 
@@ -54,13 +54,13 @@ class Visitor(msgspec.Struct, frozen=True, array_like=True):
         return None
 
     def with_pass(self, new: Pass) -> Visitor:
-        """Add a pass; the oldest fall off when there are too many."""
+        """Add a pass; beyond the limit the oldest are dropped."""
         rest = tuple(held for held in self.passes if held.queue != new.queue)
         return Visitor(self.id, self.expires, (new, *rest)[:MOST_PASSES])
 
 
 class PassKeys:
-    """Secrets that sign the cookie: the first one signs, all of them verify, so that keys can be rotated."""
+    """The secrets of the cookie: the first signs, all verify, so that keys can be rotated."""
 
     def __init__(self, secrets: Sequence[tuple[str, bytes]]) -> None:
         if not secrets:
@@ -69,13 +69,13 @@ class PassKeys:
         self._first = secrets[0][0]
 
     def seal(self, visitor: Visitor) -> str:
-        """Write the cookie's value; of passes with names so long that they do not fit, the oldest fall off."""
+        """Encode and sign the cookie's value; passes that do not fit are dropped, oldest first."""
         while len(value := self._sealed(_VISITOR, msgspec.json.encode(visitor))) > LONGEST and visitor.passes:
             visitor = Visitor(visitor.id, visitor.expires, visitor.passes[:-1])
         return value
 
     def open(self, value: str, now: float) -> Visitor | None:
-        """Read a cookie; None when it is not ours, was altered, or is too old. Passes past their end are left out."""
+        """Verify and decode a cookie; None if it is not ours, was altered, or expired. Expired passes are left out."""
         payload = self._opened(_VISITOR, value)
         try:
             visitor = _decode(payload) if payload is not None else None
@@ -86,14 +86,14 @@ class PassKeys:
         return Visitor(visitor.id, visitor.expires, tuple(held for held in visitor.passes if held.expires > now))
 
     def seal_bypass(self, queue: str, expires: int) -> str:
-        """Write a header's value with which a program of the site's own may pass one queue's gate for a time."""
+        """Sign the value of a header with which a program of the site passes one queue's gate until `expires`."""
         return self._sealed(_BYPASS, f"{expires} {queue}".encode())
 
     def bypasses(self, value: str, queue: str, now: float) -> bool:
-        """Tell whether a header's value lets its sender pass a queue's gate."""
+        """Tell whether a header's value is a valid bypass of a queue's gate."""
         payload = self._opened(_BYPASS, value)
-        expires, _, meant = (payload or b"0 ").decode().partition(" ")
-        return meant == queue and int(expires) > now
+        expires, _, target = (payload or b"0 ").decode().partition(" ")
+        return target == queue and int(expires) > now
 
     def _sealed(self, purpose: bytes, payload: bytes) -> str:
         mac = self._mac(self._first, purpose, payload)
@@ -112,13 +112,13 @@ class PassKeys:
         return payload
 
     def _mac(self, kid: str, purpose: bytes, payload: bytes) -> bytes:
-        # Each part says how long it is, so that nothing can be moved from one into the next.
+        # Each part has its length in front, so that two different lists of parts never give the same bytes.
         words = b"".join(len(part).to_bytes(4, "big") + part for part in (purpose, kid.encode(), payload))
         return hmac.digest(self._keys[kid], words, "sha256")
 
 
 def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> str:
-    """Write the Set-Cookie header: first-party, unreadable to scripts, and host-bound where the connection is https."""
+    """Give the Set-Cookie header: first-party, not readable by scripts, and bound to the host on https."""
     name, flags = (NAME_HTTPS, "; Secure") if secure else (NAME_HTTP, "")
     return f"{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Lax{flags}"
 
@@ -126,7 +126,7 @@ def set_cookie(value: str, *, secure: bool, max_age: int = VISITOR_SECONDS) -> s
 def read_cookies(header: bytes | None, *, secure: bool) -> tuple[str, ...]:
     """Find our cookies in a Cookie header; on https only the host-bound name counts.
 
-    On http another host of the same domain can put one of our name in front of ours, so the first is not all that counts.
+    On http another host of the domain can set a cookie of the same name that comes before ours, so several are tried.
     """
     wanted = _HTTPS if secure else _HTTP
     if not header or wanted not in header:
@@ -145,5 +145,5 @@ def _text(raw: bytes) -> str:
 def _bytes(text: str) -> bytes:
     raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if _text(raw) != text:
-        raise ValueError("not written the one way")
+        raise ValueError("not the canonical encoding")
     return raw

@@ -1,9 +1,9 @@
-"""What every gate knows by heart: which queues guard what, which of them are on, and whose passes were ended.
+"""The gate's rules: a copy of all queues in memory, with what they guard, which are on, and which passes were revoked.
 
-The list is kept in memory, so a request for something that nobody guards, or that is not busy, costs no store call, and an
-outage of the store leaves the rules standing. A queue is read again when a hint says that it changed. Hints can be lost, so every
-look also asks one list what was marked as changed since the last look, whatever the number of queues. In case a process died
-between a change and its mark, each look also reads the one queue that was not read for longest.
+A request that no queue guards, or whose queue is off, costs no store call, and the rules stay in force during an outage of the
+store. A queue is read again when a hint says that it changed. Hints can be lost, so each refresh also reads the list of queues
+that were marked as changed since the last refresh. In case a process died between a change and its mark, each refresh also
+reads the one queue that was not read for longest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, cast
 
 import msgspec
 
-from headgate.gate.paths import literal_path, readings
+from headgate.gate.paths import interpretations, literal_path
 from headgate.http.networks import Network, read_networks
 from headgate.http.path_rules import PathRules
 from headgate.kit.logs import get_logger
@@ -31,7 +31,7 @@ from headgate.waiting_room.queues import Queues
 
 RULES = script("headgate.waiting_room", "gate_rules")
 
-LOOK_SECONDS: Final = 0.7
+REFRESH_SECONDS: Final = 0.7
 LIST_SECONDS: Final = 60.0
 MOST_REVOKED: Final = 10_000
 MOST_MATCHES: Final = 4096
@@ -59,18 +59,18 @@ class Guard:
         self.now_ms = now
         self.read_at = monotonic()
         self.paths = PathRules(self.policy.paths)
-        self.open_paths = PathRules(self.policy.bypass.paths, literal=True)
-        self.open_networks: list[Network] = read_networks(self.policy.bypass.addresses)
+        self.bypass_paths = PathRules(self.policy.bypass.paths, literal=True)
+        self.bypass_networks: list[Network] = read_networks(self.policy.bypass.addresses)
 
     def same_as(self, other: Guard) -> bool:
-        """Tell whether another reading found the same policy, the same generation and the same resources on."""
+        """Tell whether policy, generation and active resources are the same."""
         return (self.version, self.generation, self.on) == (other.version, other.generation, other.on)
 
 
 class Match:
-    """What a request is about: the queue to stand in, and, where it is automatic, whose traffic counts and for what.
+    """The queue that guards a request, and, if it is automatic, the resource whose traffic is counted.
 
-    It is asked for with every request and changes only with its guard, so everything about it is worked out here.
+    A match is used by every request and changes only with its guard, so everything is computed here once.
     """
 
     __slots__ = ("active", "bypassed", "bypasses", "counted", "derived", "guard", "queue", "resource", "tag")
@@ -84,18 +84,17 @@ class Match:
         self.tag = queue.tag
         self.guard = guard
         self.resource = resource
-        # Whose traffic this is: its own, or that of an automatic queue that is off while this one is on.
+        # The match whose traffic this request counts for: itself, or an automatic queue that is off while this one is on.
         self.counted = self if automatic else counted
         self.active = not automatic or policy.queue_all or resource in guard.on
-        # Made from a template?
         self.derived = queue != guard.thing
-        literal = literal_path(target) if target and guard.open_paths else None
-        self.bypassed = literal is not None and guard.open_paths.match((literal,))
-        self.bypasses = bool(guard.open_networks or policy.bypass.header)
+        literal = literal_path(target) if target and guard.bypass_paths else None
+        self.bypassed = literal is not None and guard.bypass_paths.match((literal,))
+        self.bypasses = bool(guard.bypass_networks or policy.bypass.header)
 
 
 def _order(guard: Guard) -> tuple[bool, bool, float, str]:
-    """Put automatic queues first, those of one resource before those of a pattern; of several, the one that is on soonest."""
+    """Sort automatic queues first, those of one resource before those of a pattern, then by the lowest threshold."""
     auto = guard.policy.auto
     if auto is None:
         return True, False, 0.0, guard.thing.name
@@ -109,23 +108,23 @@ class GateRules:
         self._store = store
         self._queues = queues
         self._guards: dict[Thing, Guard] = {}
-        self._listening: dict[Thing, ExitStack] = {}
+        self._subscriptions: dict[Thing, ExitStack] = {}
         self._stale: set[Thing] = set()
         self._changes = Changes("", "0", (), more=False)
-        self._looked = self._listed = -float(CHANGES_KEPT_SECONDS)
-        self._look = asyncio.Event()
+        self._refreshed_at = self._listed_at = -float(CHANGES_KEPT_SECONDS)
+        self._refresh_now = asyncio.Event()
         self._matches: dict[tuple[str, str, str, bytes], Match | None] = {}
         self._ordered: dict[str, list[Guard]] = {}
-        self._base: float | None = None
+        self._clock_offset: float | None = None
 
     def now(self) -> float:
-        """Give the store's time in seconds, as this process expects it."""
-        if self._base is None:  # no queue has told it yet
+        """Give the store's time in seconds, from the last reading and the monotonic clock."""
+        if self._clock_offset is None:  # no queue was read yet
             return self._store.now()
-        return self._base + monotonic()
+        return self._clock_offset + monotonic()
 
     def guard(self, thing: Thing) -> Guard | None:
-        """Give what is known of a queue."""
+        """Give the known state of a queue."""
         return self._guards.get(thing)
 
     def templates(self) -> list[Guard]:
@@ -137,7 +136,7 @@ class GateRules:
         return [guard for guard in self._guards.values() if guard.policy.template]
 
     def match(self, namespace: str, resource: str, event_type: str, target: bytes) -> Match | None:
-        """Find the queue that a request is about: by its resource if it was named, else by its path."""
+        """Find the queue that guards a request: by the resource if it is named, else by the path."""
         key = (namespace, resource, event_type, target)
         try:
             return self._matches[key]
@@ -152,50 +151,50 @@ class GateRules:
                 self._matches[key] = found
             return found
 
-    async def keep(self) -> None:
-        """Follow the store for as long as the process lives."""
-        away = False
+    async def run(self) -> None:
+        """Refresh the rules for the life of the process."""
+        failing = False
         while True:
             try:
                 await self.refresh()
-                away = False
+                failing = False
             except HeadgateError as error:
-                if not away:
+                if not failing:
                     log.warning("rules could not be read, the known ones stay in force", error=error.detail)
-                away = True
+                failing = True
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._refresh_now.wait()
             except TimeoutError:
                 pass
-            self._look.clear()
+            self._refresh_now.clear()
 
     async def refresh(self) -> None:
-        """Read what may have changed: new queues, those marked or hinted at, and the one not read for longest."""
+        """Read the queues that may have changed: new ones, those marked or hinted at, and the one not read for longest."""
         before, began = self._changes, monotonic()
         changes = await self._queues.index.changes(before.last)
         due = {*self._stale, *changes.things}
-        lost = changes.history != before.history or began - self._looked > CHANGES_KEPT_SECONDS / 2
-        if lost or began - self._listed > LIST_SECONDS:
+        lost = changes.history != before.history or began - self._refreshed_at > CHANGES_KEPT_SECONDS / 2
+        if lost or began - self._listed_at > LIST_SECONDS:
             if lost:
                 await self._queues.index.note_age()
             listed = set(await self._queues.index.list(None))
-            # One that is not listed may be deleted, or lost by the store and written back by reading it.
+            # A known queue that is not listed was deleted, or the store lost it and reading it restores it.
             due |= listed ^ self._guards.keys() if not lost else listed | self._guards.keys()
-            self._listed = began
+            self._listed_at = began
         if self._guards:
             due.add(min(self._guards, key=lambda thing: self._guards[thing].read_at))
-        self._stale |= due  # in case we do not get through with it
+        self._stale |= due  # in case a read fails
         await asyncio.gather(*(self.read(thing) for thing in due))
-        self._changes, self._looked = changes, began
+        self._changes, self._refreshed_at = changes, began
         if changes.more:
-            self._look.set()
+            self._refresh_now.set()
 
     async def read(self, thing: Thing) -> Guard | None:
         """Read one queue now."""
         self._stale.discard(thing)
         try:
-            reply = await self._queues.kept(thing, lambda: self._store.run(RULES, thing, MOST_REVOKED))
+            reply = await self._queues.with_restore(thing, lambda: self._store.run(RULES, thing, MOST_REVOKED))
         except QueueUnknown:
             self._forget(thing)
             return None
@@ -203,61 +202,61 @@ class GateRules:
             self._stale.add(thing)
             raise
         guard = Guard(thing, cast("list[Reply]", reply))
-        self._base = guard.now_ms / 1000 - guard.read_at
+        self._clock_offset = guard.now_ms / 1000 - guard.read_at
         known = self._guards.get(thing)
         if known is not None and known.same_as(guard):
-            # Nothing that a match was worked out from: all that are known stay good.
+            # Nothing changed that matches depend on, so the cached matches stay valid.
             known.revoked, known.now_ms, known.read_at = guard.revoked, guard.now_ms, guard.read_at
             guard = known
         else:
             self._guards[thing] = guard
             self._matches.clear()
             self._ordered.clear()
-        if thing not in self._listening:
-            stack = self._listening[thing] = ExitStack()
-            stack.enter_context(self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words)))
+        if thing not in self._subscriptions:
+            stack = self._subscriptions[thing] = ExitStack()
+            stack.enter_context(self._store.hints.listen(thing, "events", lambda hint: self._on_hint(thing, hint)))
         return guard
 
     def close(self) -> None:
-        """Stop listening."""
-        for stack in self._listening.values():
+        """Unsubscribe from all hints."""
+        for stack in self._subscriptions.values():
             stack.close()
-        self._listening.clear()
+        self._subscriptions.clear()
 
-    def _on_hint(self, thing: Thing, words: str | None) -> None:
-        if not (words or "").startswith("changed"):
+    def _on_hint(self, thing: Thing, hint: str | None) -> None:
+        if not (hint or "").startswith("changed"):
             self._stale.add(thing)
-            self._look.set()
+            self._refresh_now.set()
 
     def _forget(self, thing: Thing) -> None:
         self._guards.pop(thing, None)
         self._matches.clear()
         self._ordered.clear()
-        if (stack := self._listening.pop(thing, None)) is not None:
+        if (stack := self._subscriptions.pop(thing, None)) is not None:
             stack.close()
 
     def _find(self, namespace: str, resource: str, event_type: str, target: bytes) -> Match | None:
-        read = None if resource else readings(target)
+        read = None if resource else interpretations(target)
         paths = read.paths if read is not None else ()
-        guards = self._in_order(namespace)
-        # An automatic queue that is off takes nothing away from another that is on: it only counts.
+        guards = self._ordered_guards(namespace)
+        # An automatic queue that is off only counts traffic; another queue may guard the request.
         off: Match | None = None
         for guard in guards:
             auto = guard.policy.auto
             if auto is not None:
-                named = self._named(guard, resource, paths)
+                named = self._resource_name(guard, resource, paths)
                 if named and fnmatchcase(named, auto.resource) and auto.event_type in ("", event_type):
-                    match = self._automatic(guard, named, event_type, target)
+                    match = self._match_automatic(guard, named, event_type, target)
                     if match.active:
                         return match
                     off = off or match
             elif (resource and resource == guard.thing.name) or guard.paths.match(paths):
                 return Match(guard.thing, guard, target, counted=off)
-        unread = read is not None and not read.complete
-        return (self._guarding_unread(guards, target) if unread else None) or off
+        incomplete = read is not None and not read.complete
+        return (self._match_incomplete(guards, target) if incomplete else None) or off
 
-    def _in_order(self, namespace: str) -> list[Guard]:
-        """Give a namespace's queues in the order of `_order`; those made from a template guard what it says, not by themselves."""
+    def _ordered_guards(self, namespace: str) -> list[Guard]:
+        """Give a namespace's queues in the order of `_order`, without queues made from a template, which guards for them."""
         guards = self._ordered.get(namespace)
         if guards is None:
             own = (guard for guard in self._guards.values() if guard.thing.namespace == namespace)
@@ -266,8 +265,8 @@ class GateRules:
                 self._ordered[namespace] = guards
         return guards
 
-    def _guarding_unread(self, guards: Sequence[Guard], target: bytes) -> Match | None:
-        """Find a queue for a path that cannot be read, and so may lead anywhere: the first that has paths and is on."""
+    def _match_incomplete(self, guards: Sequence[Guard], target: bytes) -> Match | None:
+        """Find a queue for a path with unknown interpretations: the first that has paths and is on."""
         for guard in guards:
             auto = guard.policy.auto
             if not guard.paths:
@@ -276,19 +275,19 @@ class GateRules:
                 return Match(guard.thing, guard, target)
             if guard.on or guard.policy.queue_all:
                 pattern = auto.resource.replace("*", "-", 1)
-                return self._automatic(guard, min(guard.on, default=pattern), "", target)
+                return self._match_automatic(guard, min(guard.on, default=pattern), "", target)
         return None
 
     @staticmethod
-    def _named(guard: Guard, resource: str, paths: Sequence[str]) -> str:
-        """Name the resource: as the caller did, or by putting what the path's star stands for into the pattern."""
+    def _resource_name(guard: Guard, resource: str, paths: Sequence[str]) -> str:
+        """Give the resource: the one that the caller named, or the pattern with the part of the path that its star matched."""
         auto = guard.policy.auto
         captured = None if resource or auto is None else guard.paths.capture(paths)
         if auto is None or captured is None:
             return resource
         return auto.resource.replace("*", _as_name(captured, MOST_CAPTURED), 1)
 
-    def _automatic(self, guard: Guard, resource: str, event_type: str, target: bytes) -> Match:
+    def _match_automatic(self, guard: Guard, resource: str, event_type: str, target: bytes) -> Match:
         auto = guard.policy.auto
         if auto is not None and "*" not in auto.resource:
             return Match(guard.thing, guard, target, resource)
@@ -297,7 +296,7 @@ class GateRules:
 
 
 def _as_name(text: str, most: int) -> str:
-    """Make a name of any text. One that cannot be kept as it is ends in a digest, so that two texts never share a queue."""
+    """Make a name from any text; a changed text gets a digest at its end, so that two texts never share a queue."""
     plain = _NOT_A_NAME.sub("-", text)
     if plain == text and len(text) <= most:
         return text

@@ -1,8 +1,8 @@
-"""Traffic: each gate counts what it is asked for in memory and tells the store several times a second.
+"""Traffic: each gate counts requests in memory and sends the counts to the store several times a second.
 
-The store adds the counts of all gates over a sliding window and switches a queue on when its threshold is crossed; workers switch it
-off again when it has been quiet for the cooldown and its line has run empty. A queue that was made from a template is removed
-when it is off and no ticket of it is held any more; if its template is deleted, those in line are called first.
+The store adds the counts of all gates over a sliding window and switches a queue on when its threshold is crossed. Workers
+switch it off again when its traffic was below the threshold for the cooldown and nobody waits. A queue that was made from a
+template is removed when it is off and no ticket of it is held; if its template is deleted, waiting users are promoted first.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ SWITCH_OFF = script("headgate.waiting_room", "switch_off")
 MOST_COUNTED: Final = 10_000
 MOST_COOLED: Final = 200
 IDLE_SECONDS: Final = 60.0
-WHO: Final = "gate"
+AUTHOR: Final = "gate"
 
 log = get_logger()
 
 
 class Traffic:
-    """The requests that this process has seen and not told yet."""
+    """The request counts of this process, and the queues that traffic switches on and off."""
 
     def __init__(self, store: Store, queues: Queues, rules: GateRules) -> None:
         self._store = store
         self._queues = queues
         self._rules = rules
         self._counts: dict[Match, int] = {}
-        self._cooled: dict[Thing, float] = {}
+        self._cooled_at: dict[Thing, float] = {}
 
     def count(self, match: Match) -> None:
-        """Note one request."""
+        """Count one request."""
         counts = self._counts
         counts[match] = counts.get(match, 0) + 1
 
     async def flush(self) -> None:
-        """Tell the store what was counted since the last time; what cannot be told is dropped, since it says nothing of now."""
+        """Send the counts since the last flush to the store; counts that cannot be sent are dropped, since they are soon old."""
         counts, self._counts = self._counts, {}
         by_template: dict[Thing, Counter[str]] = {}
         for match, number in counts.items():
@@ -57,34 +57,34 @@ class Traffic:
             if guard is None or guard.policy.auto is None:
                 continue
             try:
-                await self._tell(guard, requests)
+                await self._send(guard, requests)
             except (QueueUnknown, OutcomeUnknown) as error:
                 log.debug("traffic not counted", queue=thing.name, error=error.detail)
             except HeadgateError as error:
                 log.warning("traffic not counted", queue=thing.name, error=error.detail)
 
-    async def make(self, guard: Guard, name: str) -> Thing:
-        """Make the queue of a resource from its template, if nobody has yet."""
+    async def create_queue(self, guard: Guard, name: str) -> Thing:
+        """Create the queue of a resource from its template, unless it exists."""
         thing = self._store.thing("queue", guard.thing.namespace, name)
         try:
             await self._queues.configure(
-                thing, derived_policy(guard.policy), who=WHO, expected=0, template=guard.thing.name
+                thing, derived_policy(guard.policy), who=AUTHOR, expected=0, template=guard.thing.name
             )
             log.info("queue switched on", queue=name, template=guard.thing.name)
         except VersionConflict:
-            # Another gate was faster, or the queue of the last time is still there, and draining if its template was deleted.
+            # Another gate was faster, or an earlier queue still exists, which drains if its template was deleted.
             view = await self._queues.view(thing)
             if view.template and view.draining:
-                await self._queues.operate(thing, "resume", who=WHO)
+                await self._queues.operate(thing, "resume", who=AUTHOR)
         await self._rules.read(thing)
         return thing
 
     async def cool(self) -> None:
-        """Switch off what has cooled down and run empty; the worker's part."""
+        """Switch off the queues that have cooled down and are empty; workers run this."""
         await self._rules.refresh()
         for guard in self._rules.templates():
             auto = guard.policy.auto
-            if auto is None or not self._due(guard):
+            if auto is None or not self._is_due(guard):
                 continue
             window_ms, cooldown_ms = int(auto.window_seconds * 1000), int(auto.cooldown_seconds * 1000)
             try:
@@ -95,17 +95,17 @@ class Traffic:
                 continue
         await self._remove_derived()
 
-    def _due(self, guard: Guard) -> bool:
-        """Tell whether a template needs a look: each second while something is on, else now and then, to forget old counts."""
+    def _is_due(self, guard: Guard) -> bool:
+        """Tell whether to run `cool` for a template: each second while a resource is on, else rarely, to drop old counts."""
         now = monotonic()
-        if not guard.on and now - self._cooled.get(guard.thing, -IDLE_SECONDS) < IDLE_SECONDS:
+        if not guard.on and now - self._cooled_at.get(guard.thing, -IDLE_SECONDS) < IDLE_SECONDS:
             return False
-        if len(self._cooled) >= MOST_COUNTED:
-            self._cooled.clear()
-        self._cooled[guard.thing] = now
+        if len(self._cooled_at) >= MOST_COUNTED:
+            self._cooled_at.clear()
+        self._cooled_at[guard.thing] = now
         return True
 
-    async def _tell(self, guard: Guard, requests: Counter[str]) -> None:
+    async def _send(self, guard: Guard, requests: Counter[str]) -> None:
         auto = guard.policy.auto
         if auto is None:
             return
@@ -115,14 +115,14 @@ class Traffic:
         replies = cast("list[int | Exception]", await self._store.run(TRAFFIC, guard.thing, *arguments))
         switched = [name for name, on in zip(requests, replies, strict=True) if on == 1 and name not in guard.on]
         if switched:
-            await self._queues.mark(guard.thing)
+            await self._queues.mark_changed(guard.thing)
             await self._rules.read(guard.thing)
             if "*" in auto.resource:
                 for name in switched:
-                    await self.make(guard, name)
+                    await self.create_queue(guard, name)
 
     async def _switch_off(self, guard: Guard, resource: str, cooldown_ms: int) -> None:
-        """Switch a resource's queue off at all gates if nobody waits in it; tickets that are held stay good."""
+        """Switch a resource's queue off at all gates if nobody waits in it; held tickets stay valid."""
         derived = guard.policy.auto is not None and "*" in guard.policy.auto.resource
         queue = self._store.thing("queue", guard.thing.namespace, resource) if derived else guard.thing
         try:
@@ -132,7 +132,7 @@ class Traffic:
             pass
         if await self._store.run(SWITCH_OFF, guard.thing, resource, cooldown_ms) == 1:
             log.info("queue switched off", queue=resource, template=guard.thing.name)
-            await self._queues.mark(guard.thing)
+            await self._queues.mark_changed(guard.thing)
             await self._rules.read(guard.thing)
 
     async def _remove_derived(self) -> None:
@@ -144,23 +144,23 @@ class Traffic:
             if known is not None and _is_on(known, queue.name):
                 continue
             if owner not in templates:
-                # What we know may be a moment old, and a queue that has just been switched on must not be removed.
+                # The known rules may be old, and a queue that was just switched on must not be removed.
                 templates[owner] = await self._rules.read(owner)
             template = templates[owner]
             if template is None or not _is_on(template, queue.name):
                 await self._remove(queue, has_template=template is not None and template.policy.auto is not None)
 
     async def _remove(self, queue: Thing, *, has_template: bool) -> None:
-        """Remove a queue once nobody waits whom it would call and no ticket is held; without a template, nobody new comes in."""
+        """Remove a queue once nobody in it can be promoted and no ticket is held; drain it first if its template is gone."""
         try:
             view = await self._queues.view(queue)
-            stands = view.paused or view.rate_per_second == 0 or view.capacity == 0
+            stopped = view.paused or view.rate_per_second == 0 or view.capacity == 0
             if not has_template and not view.draining:
-                await self._queues.operate(queue, "drain", who=WHO)
-            if view.holds or (view.waiting and not stands):
+                await self._queues.operate(queue, "drain", who=AUTHOR)
+            if view.holds or (view.waiting and not stopped):
                 return
-            # Whoever slipped in after the look passes at their next check, since their queue is gone.
-            await self._queues.operate(queue, "delete", who=WHO)
+            # A user who entered after the view passes at the next check, since the queue is gone.
+            await self._queues.operate(queue, "delete", who=AUTHOR)
         except QueueUnknown:
             pass
         await self._rules.read(queue)
@@ -172,13 +172,13 @@ def _is_on(template: Guard, name: str) -> bool:
 
 
 def derived_policy(template: Policy) -> PolicyChange:
-    """Give the policy of a queue made from a template: admitted by rate, since those inside were never counted."""
+    """Give the policy of a queue made from a template: it admits by rate, since visitors inside were never counted."""
     auto = template.auto
     values = {name: getattr(template, name) for name in Policy.__struct_fields__}
     del values["template"]
     values.update(auto=None, paths=[], queue_all=False)
     if template.batch == template.own_batch:
-        del values["batch"]  # nobody named it, so it follows the rate
+        del values["batch"]  # the default, which follows the rate
     if template.seats is Seats.SERVERS and template.capacity is None:
         values.update(seats=Seats.FIXED, capacity=MANY_SEATS)
     if template.rate_per_second is None and auto is not None:

@@ -7,6 +7,7 @@ from headgate.kit.lazy_imports import lazy_names
 if TYPE_CHECKING:
     from headgate.config.model import ContentType, Draft, Published, Update, Value
     from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
+    from headgate.gate.problems import RevocationsFull
     from headgate.kit.problems import (
         Closed,
         DeadlineExceeded,
@@ -87,32 +88,8 @@ if TYPE_CHECKING:
     from headgate.sdk.sync_locks import SyncElection, SyncHeld, SyncLock
     from headgate.sdk.views import InstanceList
     from headgate.store.errors import ScriptFailed
-    from headgate.waiting_room.model import (
-        Board,
-        Entry,
-        Eta,
-        Reason,
-        Redeemed,
-        RenewedSession,
-        Seat,
-        Servers,
-        ServerView,
-        State,
-        Status,
-        User,
-    )
-    from headgate.waiting_room.policy import (
-        Auto,
-        Bypass,
-        FailMode,
-        Figures,
-        Placement,
-        Policy,
-        PolicyChange,
-        QueueView,
-        Seats,
-        Theme,
-    )
+    from headgate.waiting_room.model import Eta, Reason, State
+    from headgate.waiting_room.policy import Auto, Bypass, FailMode, Placement, Policy, PolicyChange, Seats, Theme
     from headgate.waiting_room.problems import (
         NotInLine,
         QueueClosed,
@@ -120,15 +97,30 @@ if TYPE_CHECKING:
         QueueLost,
         QueueReset,
         QueueUnknown,
-        RevocationsFull,
         SessionTaken,
         SessionUnknown,
         TicketExpired,
         TicketInvalid,
         TicketUsed,
     )
-    from headgate.waiting_room.queues import Audit, AuditRecord, History, Minute
     from headgate.waiting_room.signing import Ticket
+    from headgate.waiting_room.wire import (
+        Audit,
+        AuditRecord,
+        Board,
+        Entry,
+        Figures,
+        History,
+        Minute,
+        QueueView,
+        Redeemed,
+        RenewedSession,
+        Seat,
+        Servers,
+        ServerView,
+        Status,
+        User,
+    )
 
 __all__ = [
     "AlreadyHeld",
@@ -281,6 +273,7 @@ _HOMES = {
     "config.problems": "ContentInvalid NamespaceFull UnknownKey UnknownVersion",
     "kit.problems": "Closed DeadlineExceeded Forbidden Forked HeadgateError InvalidRequest Malformed NotFound OutcomeUnknown RateLimited StoreFull StoreRefused StoreUnavailable TooLarge Unauthorized VersionConflict",
     "locks": "AlreadyHeld Election FenceOutdated FencedValue Held Leader Lock LockEvent LockHeld LockLost LockState NotHolder NotReplicated Quorum QuorumHealth QuorumLost",
+    "gate.problems": "RevocationsFull",
     "registry.model": "Change Check CheckKind Instance Override OverrideChange Protection Record Registered ServiceSummary",
     "registry.problems": "Evicted ServiceFull Superseded UnknownInstance",
     "registry.wire": "BatchAnswer",
@@ -304,11 +297,11 @@ _HOMES = {
     "sdk.sync_locks": "SyncElection SyncHeld SyncLock",
     "sdk.views": "InstanceList",
     "store.errors": "ScriptFailed",
-    "waiting_room.model": "Board Entry Eta Reason Redeemed RenewedSession Seat ServerView Servers State Status User",
-    "waiting_room.policy": "Auto Bypass FailMode Figures Placement Policy PolicyChange QueueView Seats Theme",
-    "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown RevocationsFull SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
-    "waiting_room.queues": "Audit AuditRecord History Minute",
+    "waiting_room.model": "Eta Reason State",
+    "waiting_room.policy": "Auto Bypass FailMode Placement Policy PolicyChange Seats Theme",
+    "waiting_room.problems": "NotInLine QueueClosed QueueFull QueueLost QueueReset QueueUnknown SessionTaken SessionUnknown TicketExpired TicketInvalid TicketUsed",
     "waiting_room.signing": "Ticket",
+    "waiting_room.wire": "Audit AuditRecord Board Entry Figures History Minute QueueView Redeemed RenewedSession Seat ServerView Servers Status User",
 }
 __getattr__ = lazy_names(
     __name__, {name: f"headgate.{home}" for home, names in _HOMES.items() for name in names.split()}

@@ -16,9 +16,9 @@ from headgate.sdk.http import Http
 from headgate.sdk.queue_modes import HttpQueueBackend, QueueBackend, StoreQueueBackend
 from headgate.sdk.seats import Offer
 from headgate.store import Store
-from headgate.waiting_room import Board, Entry, Redeemed, RenewedSession, Servers, State, Status
-from headgate.waiting_room.model import DEFAULT_QUEUE, Reason
+from headgate.waiting_room.model import DEFAULT_QUEUE, EntryArguments, Reason, State
 from headgate.waiting_room.signing import PublicKeys, Ticket
+from headgate.waiting_room.wire import Board, Entry, Redeemed, RenewedSession, Servers, Status
 
 _RETRY_SECONDS = 1.0
 _KEYS_SECONDS = 1.0
@@ -52,7 +52,9 @@ class Queue:
         """Join a queue; the same user keeps the same place however often this is called."""
         if idempotency_key is not None and not (idempotency_key.isascii() and idempotency_key.isprintable()):
             raise InvalidRequest("Idempotency-Key must be printable ASCII.", field="Idempotency-Key")
-        return await self._line.entry(queue, nickname, user_id, proof, place_token, idempotency_key)
+        # Over HTTP the token decides whether this caller is trusted; beside the store every caller is.
+        arguments = EntryArguments(nickname, user_id, proof, place_token, idempotency_key, trusted=True)
+        return await self._line.entry(queue, arguments)
 
     async def status(self, user_id: str, *, queue: str = DEFAULT_QUEUE, place_token: str | None = None) -> Status:
         """Ask where somebody stands; this also says that they are still there."""

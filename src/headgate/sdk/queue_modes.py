@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from math import isfinite
 from time import monotonic
 from typing import Protocol
@@ -14,24 +14,17 @@ from headgate.kit.problems import Forbidden, InvalidRequest
 from headgate.sdk.answers import read_answer
 from headgate.sdk.http import GatewayUnavailable, Http
 from headgate.store import Store
-from headgate.waiting_room import Beat, Board, Entry, Redeemed, RenewedSession, Servers, Status, WaitingRoom
-from headgate.waiting_room.model import Reason
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.problems import TicketInvalid
 from headgate.waiting_room.signing import STORE_TIME, PublicKeys
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Beat, Board, Entry, HeartbeatRequest, Redeemed, RenewedSession, Servers, Status
 
 
 class QueueBackend(Protocol):
     """What both modes can do."""
 
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry: ...
+    async def entry(self, queue: str, arguments: EntryArguments) -> Entry: ...
 
     async def status(self, queue: str, user_id: str, place_token: str | None) -> Status: ...
 
@@ -47,17 +40,7 @@ class QueueBackend(Protocol):
 
     async def renew(self, queue: str, session_id: str) -> RenewedSession: ...
 
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat: ...
+    async def heartbeat(self, instance_id: str, request: HeartbeatRequest) -> Beat: ...
 
     async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None: ...
 
@@ -76,25 +59,8 @@ class StoreQueueBackend:
         self._room = WaitingRoom(store)
         self._namespace = namespace
 
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry:
-        return await self._room.entry(
-            self._namespace,
-            queue,
-            nickname,
-            user_id=user_id,
-            proof=proof,
-            place_token=place_token,
-            idempotency_key=idempotency_key,
-            trusted=True,
-        )
+    async def entry(self, queue: str, arguments: EntryArguments) -> Entry:
+        return await self._room.entry(self._namespace, queue, arguments)
 
     async def status(self, queue: str, user_id: str, place_token: str | None) -> Status:
         return await self._room.status(self._namespace, queue, user_id, place_token=place_token, trusted=True)
@@ -118,27 +84,8 @@ class StoreQueueBackend:
         user_id, seconds = await self._room.renew(self._namespace, queue, session_id)
         return RenewedSession(session_id, queue, user_id, round(seconds * 1000))
 
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat:
-        return await self._room.heartbeat(
-            self._namespace,
-            queue,
-            instance_id,
-            capacity=capacity,
-            max_capacity=max_capacity,
-            address=address,
-            sessions=sessions,
-            as_of=as_of,
-        )
+    async def heartbeat(self, instance_id: str, request: HeartbeatRequest) -> Beat:
+        return await self._room.heartbeat(self._namespace, instance_id, request)
 
     async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None:
         await self._room.remove_server(self._namespace, queue, instance_id, drain=drain)
@@ -161,19 +108,16 @@ class HttpQueueBackend:
         self._namespace = namespace
         self._told: tuple[float, float] | None = None  # the store's time, and our monotonic clock then
 
-    async def entry(
-        self,
-        queue: str,
-        nickname: str,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-    ) -> Entry:
-        body = {"queue": queue, "nickname": nickname, "userId": user_id, "proof": proof}
-        headers = _token(place_token)
-        if idempotency_key is not None:
-            headers["Idempotency-Key"] = idempotency_key
+    async def entry(self, queue: str, arguments: EntryArguments) -> Entry:
+        body = {
+            "queue": queue,
+            "nickname": arguments.nickname,
+            "userId": arguments.user_id,
+            "proof": arguments.proof,
+        }
+        headers = _token(arguments.place_token)
+        if arguments.idempotency_key is not None:
+            headers["Idempotency-Key"] = arguments.idempotency_key
         return await self._http.request(
             "POST",
             "/api/queue/entry",
@@ -244,30 +188,13 @@ class HttpQueueBackend:
             answer=RenewedSession,
         )
 
-    async def heartbeat(
-        self,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None,
-        address: str,
-        sessions: Sequence[str] | None,
-        as_of: int,
-    ) -> Beat:
-        body = {
-            "queue": queue,
-            "capacity": capacity,
-            "maxCapacity": max_capacity,
-            "address": address,
-            "sessions": sessions,
-            "asOf": as_of,
-        }
+    async def heartbeat(self, instance_id: str, request: HeartbeatRequest) -> Beat:
+        body = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
         return await self._http.request(
             "PUT",
             _server(instance_id),
             query={"namespace": self._namespace},
-            body={name: value for name, value in body.items() if value is not None},
+            body=body,
             answer=Beat,
         )
 

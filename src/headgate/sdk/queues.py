@@ -8,9 +8,9 @@ from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk.http import Http
 from headgate.store import Store
-from headgate.waiting_room import PolicyChange, QueueView, WaitingRoom
-from headgate.waiting_room.admin_api import QueueList
-from headgate.waiting_room.queues import Audit, History
+from headgate.waiting_room.policy import PolicyChange
+from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import Audit, History, QueueList, QueueView
 
 OPERATOR = "operator"
 ACTIONS = ("pause", "resume", "drain", "reset", "admit")

@@ -20,7 +20,8 @@ from headgate.kit.ids import new_ulid
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.kit.tasks import Tasks, cancel, finished
-from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason, Redeemed
+from headgate.waiting_room.model import BEAT_SECONDS, LEASE_MS, Reason
+from headgate.waiting_room.wire import HeartbeatRequest, Redeemed
 
 if TYPE_CHECKING:
     from headgate.sdk.queue_modes import QueueBackend
@@ -200,15 +201,15 @@ class Offer:
         # Before it is sent: whatever goes wrong meanwhile wants another.
         self._report_in = REPORT_EVERY if reporting else self._report_in - 1
         inside = sorted(self.sessions) if reporting else None
-        beat = await self._line.heartbeat(
-            self.queue,
-            self.instance_id,
+        request = HeartbeatRequest(
+            queue=self.queue,
             capacity=self.capacity,
             max_capacity=self.max_capacity,
             address=self.address,
             sessions=inside,
             as_of=as_of,
         )
+        beat = await self._line.heartbeat(self.instance_id, request)
         if at_rest and redeems == self._redeems and beat.seq > self._latest:
             # Somebody was let in whose answer never reached us, and nothing is on its way any more.
             self._latest, self._report_in = beat.seq, 0

@@ -1,20 +1,18 @@
-"""The waiting room's routes for operators; every change names who made it, and may insist on a version."""
+"""HTTP routes of the waiting room for operators; a change may require a version, and the audit trail names its author."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
-
-from msgspec import Meta
+from typing import Any, Final
 
 from headgate.http.conditional import expected_version
 from headgate.http.routes import Access, Answer, Call, Operation
 from headgate.kit.problems import VersionConflict
-from headgate.kit.wire import Wire
 from headgate.store import Thing
-from headgate.waiting_room.policy import PolicyChange, QueueView
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
-from headgate.waiting_room.queues import ANY_VERSION, Audit, History, Queues
+from headgate.waiting_room.queues import ANY_VERSION, Queues
 from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import AdmitRequest, Audit, History, HistoryQuery, QueueList, QueueView
 
 TAG: Final = "queues"
 IF_MATCH: Final = {
@@ -26,24 +24,6 @@ ACTIONS: Final = {
     "drain": ("Take nobody new", "Those in line are served; newcomers get 409 `queue_closed`."),
     "reset": ("Begin anew", "Everybody in line loses their place, tickets are void; players on servers stay."),
 }
-
-
-class QueueList(Wire):
-    """All queues of a namespace."""
-
-    queues: list[QueueView]
-
-
-class AdmitRequest(Wire):
-    """How many people to call beyond what rate and pause allow; seats still count."""
-
-    count: Annotated[int, Meta(ge=1, le=1_000_000)]
-
-
-class HistoryQuery(Wire):
-    """How many minutes to show."""
-
-    minutes: Annotated[int, Meta(ge=1, le=10_080)] = 60
 
 
 def operations(room: WaitingRoom) -> list[Operation]:
@@ -90,6 +70,8 @@ def operations(room: WaitingRoom) -> list[Operation]:
 
 
 class QueueAdminRoutes:
+    """The handlers of the routes."""
+
     def __init__(self, room: WaitingRoom) -> None:
         self._queues: Queues = room.queues
         self._promotion = room.promotion
@@ -136,5 +118,5 @@ def _tagged(view: QueueView, status: int = 200) -> Answer:
 
 
 def _expected(call: Call) -> int | None:
-    """Read the version that the caller insists on."""
+    """Give the version that the caller requires."""
     return expected_version(call, ANY_VERSION)

@@ -1,29 +1,14 @@
-"""The waiting room's routes for people in line and for the servers behind the door."""
+"""HTTP routes of the waiting room for users and for servers."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
-from typing import Annotated, Any, Final
-
-from msgspec import Meta
+from typing import Any, Final
 
 from headgate.http.routes import ANONYMOUS, EVENTS, Access, Answer, Call, Operation, Stream, event
-from headgate.kit.ids import MemberId, ThingName
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest
-from headgate.kit.wire import Wire
-from headgate.waiting_room.model import (
-    DEFAULT_QUEUE,
-    MOST_SESSIONS,
-    Beat,
-    Board,
-    Entry,
-    Reason,
-    Redeemed,
-    RenewedSession,
-    Servers,
-    Status,
-)
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import (
     NotInLine,
     QueueClosed,
@@ -38,78 +23,29 @@ from headgate.waiting_room.problems import (
 )
 from headgate.waiting_room.signing import STORE_TIME
 from headgate.waiting_room.waiting_room import WaitingRoom
+from headgate.waiting_room.wire import (
+    Beat,
+    Board,
+    EndRequest,
+    Entry,
+    EntryRequest,
+    HeartbeatRequest,
+    PersonQuery,
+    QueueQuery,
+    Redeemed,
+    RedeemRequest,
+    RemoveServerQuery,
+    RenewedSession,
+    RenewRequest,
+    Servers,
+    Status,
+)
 
 TAG: Final = "queue"
 NO_STORE: Final = {"Cache-Control": "no-store"}
 MOST_REPORT: Final = 2_097_152
 LOST: Final = (QueueUnknown, QueueReset, NotInLine, Forbidden)
 PLACE_TOKEN: Final = {"X-Place-Token": "the placeToken of the entry, which proves the place"}
-
-# The most is checked beside the store, in words that say what to do instead.
-Seats = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": MOST_SESSIONS})]
-
-
-class EntryRequest(Wire):
-    """Who wants to join which queue."""
-
-    nickname: Annotated[str, Meta(min_length=1, max_length=64, examples=["Ryan"])]
-    queue: ThingName = DEFAULT_QUEUE
-    user_id: MemberId | None = None
-    proof: Annotated[str, Meta(max_length=4096)] | None = None
-
-
-class PersonQuery(Wire):
-    """Somebody in a queue; the place token may also be sent in X-Place-Token."""
-
-    user_id: MemberId
-    queue: ThingName = DEFAULT_QUEUE
-    place_token: Annotated[str, Meta(max_length=4096)] | None = None
-
-
-class QueueQuery(Wire):
-    """A queue."""
-
-    queue: ThingName = DEFAULT_QUEUE
-
-
-class HeartbeatRequest(Wire):
-    """What a server offers; `sessions` is who is inside, as far as the server knew at `asOf`."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    capacity: Seats | None = None
-    max_capacity: Seats | None = None
-    address: Annotated[str, Meta(max_length=256)] = ""
-    sessions: list[MemberId] | None = None
-    as_of: Annotated[int, Meta(ge=0, le=9_007_199_254_740_992)] = 0
-
-
-class RemoveServerQuery(Wire):
-    """Which queue a server leaves; with drain it only takes nobody new."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    drain: bool = False
-
-
-class RedeemRequest(Wire):
-    """The session that a ticket is spent for."""
-
-    session_id: MemberId
-    queue: ThingName = DEFAULT_QUEUE
-    instance_id: MemberId | None = None
-
-
-class EndRequest(Wire):
-    """Which session ends and why."""
-
-    queue: ThingName = DEFAULT_QUEUE
-    instance_id: MemberId | None = None
-    reason: Reason = Reason.LEFT
-
-
-class RenewRequest(Wire):
-    """Which queue's session is renewed."""
-
-    queue: ThingName = DEFAULT_QUEUE
 
 
 def operations(room: WaitingRoom) -> list[Operation]:
@@ -124,23 +60,23 @@ def operations(room: WaitingRoom) -> list[Operation]:
         route(
             "POST", "/api/queue/entry", api.entry, "Join a queue", Access.PUBLIC, body=EntryRequest, answer=Entry, prompt=True,
             errors=(QueueUnknown, QueueClosed, QueueFull, QueueReset, Forbidden), limit="entry",
-            user=_entering, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
+            user=_limited_entry, headers=PLACE_TOKEN | {"Idempotency-Key": "makes a retry the same entry"},
             description="Without userId an anonymous waiter is made, whose userId is their secret. With one, a service token, "
             "the site's proof or the place token is needed. The same user keeps the same place.",
         ),
         route(
             "GET", "/api/queue/status", api.status, "Ask where somebody stands", Access.PUBLIC, query=PersonQuery,
-            answer=Status, errors=LOST, limit="status", user=_asking, headers=PLACE_TOKEN, prompt=True,
+            answer=Status, errors=LOST, limit="status", user=_limited_user, headers=PLACE_TOKEN, prompt=True,
             description="Asking also says that they are still there.",
         ),
         route(
             "DELETE", "/api/queue/entry", api.leave, "Leave a queue", Access.PUBLIC, query=PersonQuery,
-            errors=(QueueUnknown, Forbidden), limit="status", user=_asking, headers=PLACE_TOKEN,
+            errors=(QueueUnknown, Forbidden), limit="status", user=_limited_user, headers=PLACE_TOKEN,
             description="Gives up the place, or the ticket and its seat. Leaving twice is fine.",
         ),
         route(
             "GET", "/api/queue/stream", api.stream, "Follow somebody's status", Access.PUBLIC, query=PersonQuery,
-            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=_asking,
+            answer=Status, content_type=EVENTS, errors=LOST, limit="stream", user=_limited_user,
             headers=PLACE_TOKEN, description="Server-Sent Events named `status`, one for each change; what ends it otherwise is one named `problem`.",
         ),
         route(
@@ -186,25 +122,26 @@ def operations(room: WaitingRoom) -> list[Operation]:
 
 
 class QueueRoutes:
+    """The handlers of the routes."""
+
     def __init__(self, room: WaitingRoom) -> None:
         self._room = room
 
     def entry(self, call: Call) -> Awaitable[Entry]:
         request: EntryRequest = call.body
-        return self._room.entry(
-            call.namespace,
-            request.queue,
+        arguments = EntryArguments(
             request.nickname,
-            user_id=request.user_id,
-            proof=request.proof,
-            place_token=call.header("x-place-token"),
-            idempotency_key=call.header("idempotency-key"),
-            trusted=_trusted(call),
+            request.user_id,
+            request.proof,
+            call.header("x-place-token"),
+            call.header("idempotency-key"),
+            _trusted(call),
         )
+        return self._room.entry(call.namespace, request.queue, arguments)
 
     def status(self, call: Call) -> Awaitable[Status]:
         query: PersonQuery = call.query
-        # By position: everybody in line asks again and again, and naming arguments has its price.
+        # Positional arguments: this is the most frequent request, and keywords cost more.
         return self._room.status(call.namespace, query.queue, query.user_id, _token(call), _trusted(call))
 
     async def leave(self, call: Call) -> None:
@@ -226,7 +163,7 @@ class QueueRoutes:
             place_token=_token(call),
             trusted=_trusted(call),
         )
-        # The first one before the answer begins: who is not in line gets a plain problem, not a stream.
+        # The first status is read before the answer begins, so that a user who is not in line gets a plain problem.
         first = await anext(statuses)
         return Stream(_events(first, statuses), headers=NO_STORE)
 
@@ -236,17 +173,7 @@ class QueueRoutes:
         return Answer(board, headers={"Cache-Control": "public, max-age=1"})
 
     async def heartbeat(self, call: Call) -> Beat:
-        request: HeartbeatRequest = call.body
-        return await self._room.heartbeat(
-            call.namespace,
-            request.queue,
-            call.path["instanceId"],
-            capacity=request.capacity,
-            max_capacity=request.max_capacity,
-            address=request.address,
-            sessions=request.sessions,
-            as_of=request.as_of,
-        )
+        return await self._room.heartbeat(call.namespace, call.path["instanceId"], call.body)
 
     async def remove_server(self, call: Call) -> None:
         query: RemoveServerQuery = call.query
@@ -287,31 +214,31 @@ async def _events(first: Status, rest: AsyncGenerator[Status, None]) -> AsyncIte
             async for status in rest:
                 yield event("status", status)
         except HeadgateError as error:
-            # The answer is under way, so its status cannot say it any more.
+            # The answer has begun, so its status code is sent already.
             yield event("problem", error.document())
 
 
 def _trusted(call: Call) -> bool:
-    """Tell whether the caller may speak for any account; nearly all who ask are anonymous."""
+    """Tell whether the caller may act for any account; nearly all callers are anonymous."""
     return call.caller is not ANONYMOUS and call.caller.may(Access.SERVICE)
 
 
-def _asking(call: Call) -> str:
-    """Name whose limit a request uses up: a stranger who only names an account does not use up that account's."""
+def _limited_user(call: Call) -> str:
+    """Give the key of a request's rate limit: a stranger who names an account does not use up the account's limit."""
     query: PersonQuery = call.query
     return query.user_id if _trusted(call) else f"{call.client} {query.user_id}"
 
 
-def _entering(call: Call) -> str | None:
-    """Name whose limit an entry uses up, if it names somebody."""
+def _limited_entry(call: Call) -> str | None:
+    """Give the key of an entry's rate limit, if it names a user."""
     request: EntryRequest = call.body
     return request.user_id if request.user_id is None or _trusted(call) else f"{call.client} {request.user_id}"
 
 
 def _token(call: Call) -> str | None:
-    """Give the place token, which may stand in a header or, for a browser's event stream, in the query."""
+    """Give the place token, which is in a header or, for a browser's event stream, in the query."""
     query: PersonQuery = call.query
-    if b"x-place-token" not in call.headers:  # as nearly all
+    if b"x-place-token" not in call.headers:  # the usual case
         return query.place_token
     header = call.header("x-place-token")
     if query.place_token is not None and header != query.place_token:

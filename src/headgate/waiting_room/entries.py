@@ -1,4 +1,4 @@
-"""Standing in line: enter, ask, watch, leave. Order is the store's; a place is kept whatever tab or node asks."""
+"""Entries: enter a queue, ask for a status, watch it, leave. The store decides the order, so any process may answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from headgate.kit.problems import Closed, InvalidRequest, StoreFull, StoreUnavai
 from headgate.store import Arg, Batch, BatchedCall, Store, Thing, script
 from headgate.waiting_room.memory import QueueFacts, QueueMemory
 from headgate.waiting_room.metrics import STREAMS, label
-from headgate.waiting_room.model import Entry, Status
+from headgate.waiting_room.model import EntryArguments
 from headgate.waiting_room.problems import NotInLine, QueueLost, QueueReset, QueueUnknown
 from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import PLACE_SECONDS, PlaceToken, ProofKeys, SigningKeys
-from headgate.waiting_room.statuses import FINAL, StatusReader, Wake, place_of, tell
+from headgate.waiting_room.statuses import FINAL, FactsDecoder, ScheduleVisit, decode_place, decode_status
+from headgate.waiting_room.wire import Entry, Status
 
 ENTRY = script("headgate.waiting_room", "entry")
 STATUS = script("headgate.waiting_room", "status")
@@ -29,8 +30,8 @@ LEAVE = script("headgate.waiting_room", "leave")
 RETRY_SECONDS: Final = 1.0
 PROVEN: Final = "p"
 ENTERS: Final = "e"
-CALLED: Final = ord("P")
-DONE: Final = b"EFLB"
+PROMOTED: Final = ord("P")
+FINISHED: Final = b"EFLB"
 LEAST_KEY: Final = 8
 MOST_KEY: Final = 256
 
@@ -38,7 +39,7 @@ Keys = Callable[[], Awaitable[SigningKeys]]
 
 
 class EntryClaim(msgspec.Struct, frozen=True):
-    """Who asks, and what they can prove: an account is asked for only with a proof, an anonymous id is its own proof."""
+    """A user and what the caller proved: an account needs a proof, an anonymous id is a secret and so its own proof."""
 
     user_id: str
     nickname: str = ""
@@ -46,71 +47,62 @@ class EntryClaim(msgspec.Struct, frozen=True):
     proven: bool = False
     place: int | None = None
     generation: int = 0
-    called: bool = False
+    promoted: bool = False
 
-    def claim(self) -> str:
-        """Write down for the scripts what they can show."""
+    def encode(self) -> str:
+        """Write the claim as the scripts read it."""
         if not self.proven:
             return ""
-        flags = PROVEN + "a" * self.account + "c" * self.called
+        flags = PROVEN + "a" * self.account + "c" * self.promoted
         return flags if self.place is None else f"{flags} {self.place} {self.generation} {self.nickname}"
 
 
 class Entries:
-    """The people of all queues."""
+    """The users of all queues."""
 
     def __init__(
-        self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, memory: QueueMemory, wake: Wake
+        self, store: Store, queues: Queues, keys: Keys, proofs: ProofKeys, memory: QueueMemory, visit: ScheduleVisit
     ) -> None:
         self._store = store
         self._queues = queues
         self._keys = keys
         self._proofs = proofs
         self._memory = memory
-        hear = StatusReader(queues, wake).hear
+        decode = FactsDecoder(queues, visit).decode
 
         def shared(thing: Thing) -> tuple[Arg, ...]:
             return memory.serving(thing), new_uuid()
 
-        self._entries = Batch(store, ENTRY, shared=shared, preface=hear, most=128)
-        self._statuses = Batch(store, STATUS, shared=shared, preface=hear)
+        self._entry_batch = Batch(store, ENTRY, shared=shared, preface=decode, most=128)
+        self._status_batch = Batch(store, STATUS, shared=shared, preface=decode)
         self._watchers: dict[Thing, dict[str, set[asyncio.Event]]] = {}
         self._listening: dict[Thing, ExitStack] = {}
 
-    async def entry(
-        self,
-        thing: Thing,
-        nickname: str,
-        *,
-        user_id: str | None,
-        proof: str | None,
-        place_token: str | None,
-        idempotency_key: str | None,
-        trusted: bool,
-    ) -> Entry:
-        """Take a place, or find the one this user has."""
+    async def entry(self, thing: Thing, arguments: EntryArguments) -> Entry:
+        """Give a user a place, or the one that they have already."""
+        nickname, user_id = arguments.nickname, arguments.user_id
         display_text(nickname, "nickname")
         keys = await self._keys()
-        if user_id is None and not place_token:
-            user_id, claim = self._newcomer(keys, thing, nickname, idempotency_key), PROVEN
+        if user_id is None and not arguments.place_token:
+            user_id, claim = _new_user_id(keys, thing, nickname, arguments.idempotency_key), PROVEN
         else:
-            asker = self._asker(keys, thing, user_id, nickname, proof, place_token, trusted)
-            user_id, claim = asker.user_id, asker.claim()
+            proven = self._authenticate(keys, thing, arguments)
+            user_id, claim = proven.user_id, proven.encode()
         item = (user_id, nickname, claim, traces.traceparent() or "")
-        seat = self._entries.call(thing, *item)
+        call = self._entry_batch.call(thing, *item)
         try:
-            reply: Any = await seat
+            reply: Any = await call
         except QueueUnknown as error:
-            seat, reply = await self._ask_again(thing, error, lambda: self._entries.call(thing, *item))
+            call, reply = await self._retry_lost(thing, error, lambda: self._entry_batch.call(thing, *item))
         except StoreFull as full:
-            seat, reply = await self._without_growing(thing, user_id, claim, full)
-        common: QueueFacts = seat.preface
-        number, account = place_of(reply)
+            call, reply = await self._existing_status(thing, user_id, claim, full)
+        facts: QueueFacts = call.preface
+        number, account = decode_place(reply)
         now = self._store.now(thing)
         place = PlaceToken(
             sub=user_id,
             aud=thing.name,
-            gen=common.generation,
+            gen=facts.generation,
             place=number,
             exp=int(now) + PLACE_SECONDS,
             ns=thing.namespace,
@@ -118,35 +110,37 @@ class Entries:
             name=nickname,
         )
         make = partial(Entry, place_token=keys.sign_place(place))
-        return tell(make, thing, user_id, reply, common, keys, now)
+        return decode_status(make, thing, user_id, reply, facts, keys, now)
 
     async def status(self, thing: Thing, user_id: str, place_token: str | None, trusted: bool) -> Status:
-        """Say where somebody stands, and note that they asked."""
-        claim = ""  # their id is their own secret
+        """Give a user's status; the script records that the user is still there."""
+        claim = ""  # an anonymous id is a secret
         if trusted or place_token is not None:
-            claim = self._asker(await self._keys(), thing, user_id, "", None, place_token, trusted).claim()
-        seat = self._statuses.call(thing, user_id, claim)
+            arguments = EntryArguments("", user_id, place_token=place_token, trusted=trusted)
+            claim = self._authenticate(await self._keys(), thing, arguments).encode()
+        call = self._status_batch.call(thing, user_id, claim)
         try:
-            reply: Any = await seat  # a cast would be a call, and everybody in line comes by here
+            reply: Any = await call  # no cast: it would be one more call on a hot path
         except QueueUnknown as error:
-            seat, reply = await self._ask_again(thing, error, lambda: self._statuses.call(thing, user_id, claim))
+            call, reply = await self._retry_lost(thing, error, lambda: self._status_batch.call(thing, user_id, claim))
         except (NotInLine, UnicodeError):
-            member_id(user_id, "userId")  # nearly everybody is found: only who is not may have given what is no id
+            member_id(user_id, "userId")  # an id that was found is valid, so only others are validated
             raise
-        keys = await self._keys() if reply[0] == CALLED else None
-        return tell(Status, thing, user_id, reply, seat.preface, keys, self._store.now(thing) if keys else 0.0)
+        keys = await self._keys() if reply[0] == PROMOTED else None
+        return decode_status(Status, thing, user_id, reply, call.preface, keys, self._store.now(thing) if keys else 0.0)
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
-        asker = self._asker(await self._keys(), thing, user_id, "", None, place_token, trusted)
-        await self._queues.kept(
-            thing, lambda: self._store.run(LEAVE, thing, asker.user_id, int(asker.proven)), in_line=True
+        arguments = EntryArguments("", user_id, place_token=place_token, trusted=trusted)
+        claim = self._authenticate(await self._keys(), thing, arguments)
+        await self._queues.with_restore(
+            thing, lambda: self._store.run(LEAVE, thing, claim.user_id, int(claim.proven)), in_line=True
         )
 
     async def watch(
         self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool
     ) -> AsyncGenerator[Status, None]:
-        """Give each change until there is nothing more to come; an outage of the store is waited out."""
+        """Yield each change of a status until it is final; an outage of the store does not end the stream."""
         changed = asyncio.Event()
         self._watch(thing, user_id, changed)
         shown: object = None
@@ -180,58 +174,42 @@ class Entries:
         finally:
             self._unwatch(thing, user_id, changed)
 
-    async def _ask_again(
-        self, thing: Thing, error: QueueUnknown, call: Callable[[], BatchedCall]
+    async def _retry_lost(
+        self, thing: Thing, error: QueueUnknown, make: Callable[[], BatchedCall]
     ) -> tuple[BatchedCall, bytes]:
-        """Ask again of a queue that the store has lost, once what we remember of it is written back."""
+        """Repeat a call on a queue that the store has lost, after restoring the queue."""
         if not isinstance(error, QueueLost):
             self._queues.forget(thing)
             raise error
 
-        async def asked() -> tuple[BatchedCall, bytes]:
-            seat = call()
-            return seat, cast("bytes", await seat)
+        async def attempt() -> tuple[BatchedCall, bytes]:
+            call = make()
+            return call, cast("bytes", await call)
 
-        return await self._queues.kept(thing, asked, in_line=True)
+        return await self._queues.with_restore(thing, attempt, in_line=True)
 
-    async def _without_growing(
+    async def _existing_status(
         self, thing: Thing, user_id: str, claim: str, full: StoreFull
     ) -> tuple[BatchedCall, bytes]:
-        """Answer an entry that a full store refused, if the user has a place, a ticket or a kept seat already."""
+        """Answer an entry that a full store refused, if the user already has a place, a ticket or a kept seat."""
         flags, space, place = claim.partition(" ")
         item = (user_id, f"{flags}{ENTERS}{space}{place}")
 
-        async def asked() -> tuple[BatchedCall, bytes]:
-            seat = self._statuses.call(thing, *item)
-            return seat, cast("bytes", await seat)
+        async def attempt() -> tuple[BatchedCall, bytes]:
+            call = self._status_batch.call(thing, *item)
+            return call, cast("bytes", await call)
 
         try:
-            seat, reply = await self._queues.kept(thing, asked, in_line=True)
+            call, reply = await self._queues.with_restore(thing, attempt, in_line=True)
         except (NotInLine, QueueReset):
             raise full from None
-        if reply[:1] in DONE:
+        if reply[:1] in FINISHED:
             raise full
-        return seat, reply
+        return call, reply
 
-    def _newcomer(self, keys: SigningKeys, thing: Thing, nickname: str, idempotency_key: str | None) -> str:
-        if idempotency_key is None:
-            return new_uuid()
-        if not LEAST_KEY <= len(idempotency_key) <= MOST_KEY:
-            raise InvalidRequest(
-                f"Idempotency-Key must have {LEAST_KEY} to {MOST_KEY} characters.", field="Idempotency-Key"
-            )
-        return keys.derived_user(thing.tag, nickname, idempotency_key)
-
-    def _asker(
-        self,
-        keys: SigningKeys,
-        thing: Thing,
-        user_id: str | None,
-        nickname: str,
-        proof: str | None,
-        place_token: str | None,
-        trusted: bool,
-    ) -> EntryClaim:
+    def _authenticate(self, keys: SigningKeys, thing: Thing, arguments: EntryArguments) -> EntryClaim:
+        """Check what a caller shows for a user: a place token, a proof, or a service token."""
+        user_id, proof, place_token = arguments.user_id, arguments.proof, arguments.place_token
         if user_id is not None:
             member_id(user_id, "userId")
         place = (
@@ -239,17 +217,18 @@ class Entries:
             if place_token
             else None
         )
-        if proof is not None and user_id is not None and not trusted:
+        if proof is not None and user_id is not None and not arguments.trusted:
             self._proofs.check(proof, queue=thing.name, user_id=user_id, now=self._store.now(thing))
-        known = trusted or proof is not None
+        known = arguments.trusted or proof is not None
         if place is not None:
-            # An old one still says who they are, for whoever waits longer than that; it brings no place back.
-            kept = place.place if place.exp >= self._store.now(thing) else None
-            called = self._memory.was_called(thing, place.sub)
-            return EntryClaim(place.sub, nickname or place.name, place.account or known, True, kept, place.gen, called)
+            # After its expiry a token still proves the user, who may wait longer than that, but brings no place back.
+            number = place.place if place.exp >= self._store.now(thing) else None
+            nickname, account = arguments.nickname or place.name, place.account or known
+            promoted = self._memory.was_promoted(thing, place.sub)
+            return EntryClaim(place.sub, nickname, account, True, number, place.gen, promoted)
         if user_id is None:
             raise InvalidRequest("userId is missing.", field="userId")
-        return EntryClaim(user_id, nickname, account=known, proven=known)
+        return EntryClaim(user_id, arguments.nickname, account=known, proven=known)
 
     def _watch(self, thing: Thing, user_id: str, changed: asyncio.Event) -> None:
         users = self._watchers.get(thing)
@@ -257,7 +236,7 @@ class Entries:
             users = self._watchers[thing] = {}
             self._listening[thing] = ExitStack()
             self._listening[thing].enter_context(
-                self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words))
+                self._store.hints.listen(thing, "events", lambda hint: self._on_hint(thing, hint))
             )
         users.setdefault(user_id, set()).add(changed)
 
@@ -270,10 +249,21 @@ class Entries:
             del self._watchers[thing]
             self._listening.pop(thing).close()
 
-    def _on_hint(self, thing: Thing, words: str | None) -> None:
+    def _on_hint(self, thing: Thing, hint: str | None) -> None:
         users = self._watchers.get(thing, {})
-        kind, *changed = (words or "").split(" ")
-        # Without names it may be about anybody: a reset, or hints that were missed.
+        kind, *changed = (hint or "").split(" ")
+        # A hint without ids may concern any user: a reset, or hints that were missed.
         for user_id in changed if kind == "changed" else list(users):
             for event in users.get(user_id.removeprefix("+"), ()):
                 event.set()
+
+
+def _new_user_id(keys: SigningKeys, thing: Thing, nickname: str, idempotency_key: str | None) -> str:
+    """Make an id for an anonymous user; with an idempotency key, the same id each time."""
+    if idempotency_key is None:
+        return new_uuid()
+    if not LEAST_KEY <= len(idempotency_key) <= MOST_KEY:
+        raise InvalidRequest(
+            f"Idempotency-Key must have {LEAST_KEY} to {MOST_KEY} characters.", field="Idempotency-Key"
+        )
+    return keys.derived_user(thing.tag, nickname, idempotency_key)

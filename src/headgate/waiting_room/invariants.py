@@ -1,7 +1,7 @@
-"""Looks for contradictions in a queue: sets that must agree, sums, and members that belong to nobody. Nothing is changed.
+"""Finds contradictions in a queue: sets that must agree, sums, and members without an owner. Nothing is changed.
 
-A queue is looked at in steps, each of them one script that compares some members of one key with the rest of the queue. So
-a long line is no long call of the store, and what changes between two steps is not taken for a contradiction.
+A queue is inspected in steps. Each step is one script call that compares some members of one key with the rest of the queue, so
+a long queue needs no long call, and a change between two steps is not taken for a contradiction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_FOUND: Final = 100
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """The contradictions found in a queue, and whether all of it was looked at."""
+    """The contradictions found in a queue, and whether all of it was inspected."""
 
     members: int
     contradictions: list[str]
@@ -29,23 +29,25 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 async def inspect(store: Store, thing: Thing, most_members: int = MOST_MEMBERS) -> Inspection:
-    """Look at so many members of a queue at most."""
+    """Inspect a queue, up to so many members."""
     members = 0
     found: list[str] = []
     for part in PARTS:
         cursor = b"0"
         while True:
             reply = await store.run(INSPECT, thing, part, cursor, STEP)
-            cursor, looked, *words = cast("tuple[bytes, int, *tuple[bytes, ...]]", tuple(cast("list[object]", reply)))
-            members += looked
-            found += [each.decode(errors="replace") for each in words]
+            cursor, inspected, *texts = cast(
+                "tuple[bytes, int, *tuple[bytes, ...]]", tuple(cast("list[object]", reply))
+            )
+            members += inspected
+            found += [each.decode(errors="replace") for each in texts]
             if cursor == b"0":
                 break
             if members >= most_members or len(found) >= MOST_FOUND:
-                return Inspection(members, _once(found), False)
-    return Inspection(members, _once(found), True)
+                return Inspection(members, _unique(found), False)
+    return Inspection(members, _unique(found), True)
 
 
-def _once(found: list[str]) -> list[str]:
-    """Leave out what was found twice: a scan may come by a member again."""
+def _unique(found: list[str]) -> list[str]:
+    """Remove duplicates, since a scan may return a member twice."""
     return list(dict.fromkeys(found))[:MOST_FOUND]

@@ -1,4 +1,4 @@
-"""What this process remembers of each queue, so that it can be written back if the store loses it."""
+"""Remembers enough of each queue in this process to restore the queue if the store loses it."""
 
 from __future__ import annotations
 
@@ -8,118 +8,120 @@ from typing import Final
 import msgspec
 
 from headgate.store import Thing
-from headgate.waiting_room.model import Flow
+from headgate.waiting_room.model import Forecast
 
-# Of one queue; as many as there are seats on hold, as a rule.
-MOST_CALLED: Final = 5_000
+# Of one queue; usually no more users than that hold seats at once.
+MOST_PROMOTED: Final = 5_000
 
 
 class QueueFacts(msgspec.Struct, frozen=True):
-    """What all of a queue are told alike: as it came, and taken apart."""
+    """The part of a script's reply that is the same for all users of a queue: packed, and decoded."""
 
     packed: bytes
     generation: int
-    wake: bool
+    needs_visit: bool
     grace_seconds: float
     free: int
-    flow: Flow | None
+    forecast: Forecast | None
     paused: bool
 
 
 class RememberedQueue(msgspec.Struct):
-    """The last that was heard of a queue: its policy, how far it was called, and who was called and has not entered.
+    """The latest known state of a queue: a snapshot of its policy, the last place promoted, and who has not entered since.
 
-    `serving` was heard in `epoch`, and `served` in epochs before it. `doubtful` are those of the called of whom a hint may
-    have been missed: they count again if the next answer tells of a new epoch, since then the store was away meanwhile.
+    `serving` is the last place promoted in `epoch`, and `served` the last one in epochs before it. `unconfirmed` are
+    promoted users of whom a hint may have been missed. They count again if the next reply has a new epoch, because then the
+    store was away in between.
     """
 
-    policy: bytes = b""
+    snapshot: bytes = b""
     generation: int = 1
     epoch: int = 0
     serving: int = 0
     served: int = 0
-    called: dict[str, None] = {}
-    doubtful: dict[str, None] = {}
+    promoted: dict[str, None] = {}
+    unconfirmed: dict[str, None] = {}
     stale: bool = True
-    common: QueueFacts | None = None
+    facts: QueueFacts | None = None
 
-    def note(self, generation: int, epoch: int, serving: int) -> None:
-        """Take in what an answer said."""
+    def update(self, generation: int, epoch: int, serving: int) -> None:
+        """Record the numbers of a reply."""
         self.generation = max(self.generation, generation)
         if epoch == self.epoch:
             self.serving = max(self.serving, serving)
         else:
             self.served = max(self.served, self.serving)
             self.epoch, self.serving, self.stale = epoch, serving, True
-            self.called = self.doubtful | self.called
-        if self.doubtful:
-            self.doubtful = {}
+            self.promoted = self.unconfirmed | self.promoted
+        if self.unconfirmed:
+            self.unconfirmed = {}
 
-    def change(self, changed: Iterable[str]) -> None:
-        """Take in whose state changed, as hints name them.
+    def apply_changes(self, changes: Iterable[str]) -> None:
+        """Record the changes that a hint lists.
 
-        `+` and an id is somebody who was called and has not entered; `=` is the epoch and the last place called.
+        `+` and an id is a user who was promoted and has not entered; a bare id is one to whom anything else happened; `=` is
+        the epoch and the last place promoted.
         """
-        for word in changed:
-            if word.startswith("="):
-                epoch, _, serving = word[1:].partition(":")
-                self.note(self.generation, int(epoch), int(serving))
+        for change in changes:
+            if change.startswith("="):
+                epoch, _, serving = change[1:].partition(":")
+                self.update(self.generation, int(epoch), int(serving))
                 continue
-            user_id = word.removeprefix("+")
-            self.called.pop(user_id, None)
-            self.doubtful.pop(user_id, None)
-            if user_id is not word:
-                self.called[user_id] = None
-                if len(self.called) > MOST_CALLED:
-                    del self.called[next(iter(self.called))]
+            user_id = change.removeprefix("+")
+            self.promoted.pop(user_id, None)
+            self.unconfirmed.pop(user_id, None)
+            if user_id is not change:
+                self.promoted[user_id] = None
+                if len(self.promoted) > MOST_PROMOTED:
+                    del self.promoted[next(iter(self.promoted))]
 
-    def doubt(self) -> None:
-        """Note that hints may have been missed."""
-        self.doubtful = self.doubtful | self.called
-        self.called = {}
+    def mark_unconfirmed(self) -> None:
+        """Record that hints may have been missed."""
+        self.unconfirmed = self.unconfirmed | self.promoted
+        self.promoted = {}
 
-    def recalled(self) -> str:
-        """Name who was called and has not entered, for the script that writes a lost queue back."""
-        return f" {' '.join(self.doubtful | self.called)} "
+    def promoted_users(self) -> str:
+        """List the users who were promoted and have not entered, for the script that restores a lost queue."""
+        return f" {' '.join(self.unconfirmed | self.promoted)} "
 
 
 class QueueMemory:
-    """Remembered queues; bounded, since whoever asks chooses the names but only real queues get in."""
+    """Remembered queues; bounded, and only queues that exist are added, since callers choose the names that they ask for."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most
         self._queues: dict[Thing, RememberedQueue] = {}
 
-    def of(self, thing: Thing) -> RememberedQueue | None:
-        """Give what is remembered of a queue."""
+    def get(self, thing: Thing) -> RememberedQueue | None:
+        """Give the memory of a queue."""
         return self._queues.get(thing)
 
     def serving(self, thing: Thing) -> str:
-        """Give the epoch that we know, the last place called in it, and the last one called before it."""
+        """Give the known epoch, the last place promoted in it, and the last one promoted before it."""
         known = self._queues.get(thing)
         return f"{known.epoch} {known.serving} {known.served}" if known else "0 0 0"
 
-    def was_called(self, thing: Thing, user_id: str) -> bool:
-        """Tell whether somebody was called and, as far as we heard, has not entered."""
+    def was_promoted(self, thing: Thing, user_id: str) -> bool:
+        """Tell whether a user was promoted and, as far as we know, has not entered."""
         known = self._queues.get(thing)
-        return known is not None and (user_id in known.called or user_id in known.doubtful)
+        return known is not None and (user_id in known.promoted or user_id in known.unconfirmed)
 
-    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
-        """Take in what an answer said."""
+    def update(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
+        """Record the numbers of a reply."""
         known = self._queues.get(thing)
         if known is None:
             if len(self._queues) >= self._most:
                 self._queues.pop(next(iter(self._queues)))
             known = self._queues[thing] = RememberedQueue()
-        known.note(generation, epoch, serving)
+        known.update(generation, epoch, serving)
         return known
 
-    def entered(self, thing: Thing, user_id: str) -> None:
-        """Take in that somebody entered by a call of our own."""
+    def user_entered(self, thing: Thing, user_id: str) -> None:
+        """Record that a user entered by a call of this process."""
         known = self._queues.get(thing)
         if known is not None:
-            known.change((user_id,))
+            known.apply_changes((user_id,))
 
     def forget(self, thing: Thing) -> None:
-        """A queue was deleted: it must not come back by our memory."""
+        """Drop a queue that was deleted, so that it is not restored."""
         self._queues.pop(thing, None)

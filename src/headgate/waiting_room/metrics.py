@@ -1,4 +1,4 @@
-"""Metrics of the waiting room; numbers that live in the store are read there."""
+"""Metrics of the waiting room; those of queues are read from the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.kit.logs import get_logger
 from headgate.kit.named_metrics import MOST_NAMES, OTHER, LabelNames, NamedReadings
 from headgate.kit.problems import HeadgateError
 from headgate.store import Index, Thing
-from headgate.waiting_room.policy import Figures
+from headgate.waiting_room.wire import Figures
 
 WAITS: Final = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)
 
@@ -50,7 +50,7 @@ _COUNTS: Final = {
 }
 EVERY_SECONDS: Final = 5.0
 FRESH_SECONDS: Final = 0.25
-# A queue with somebody in it is visited at least this often by workers.
+# Workers visit a queue that has users at least this often.
 BUSY_MS: Final = 5000
 MOST_BUSY: Final = 500
 
@@ -58,61 +58,61 @@ log = get_logger()
 
 
 class QueueNumbers:
-    """The numbers that the store keeps for each queue, as they were at the last look.
+    """The numbers that the store keeps for each queue, as they were read last.
 
-    Every process that shows them shows the same, because each ticket was counted once, by the script that made it. Only
-    queues in which something goes on are read again and again. The fullest are shown by name, the rest as `other`; what
-    `other` counts is what happened since the first look, so that it never goes back when a queue changes sides.
+    Every process shows the same numbers, because each ticket is counted once, by the script that makes it. Only busy queues
+    are read each time. The fullest queues are shown by name and the rest as `other`. Counters of `other` begin at the first
+    read, so that they never decrease when a queue changes between named and `other`.
     """
 
     def __init__(
         self, index: Index, read: Callable[[Thing], Awaitable[Figures | None]], most: int = MOST_NAMES
     ) -> None:
         self._index = index
-        self._read = read
+        self._read_figures = read
         self._most = most
         self._figures: dict[Thing, Figures] = {}
         self._shown: set[Thing] = set()
         self._busy: set[Thing] = set()
         self._others = dict.fromkeys(_COUNTS, 0)
-        self._looked = -FRESH_SECONDS
-        self._looking = asyncio.Lock()
+        self._refreshed_at = -FRESH_SECONDS
+        self._refreshing = asyncio.Lock()
 
-    async def keep(self) -> None:
-        """Look every few seconds, in one of the processes that share their metrics."""
+    async def run(self) -> None:
+        """Refresh every few seconds, in one of the processes that share their metrics."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             if metrics.sole("queue-numbers"):
                 await self.refresh()
 
     async def refresh(self) -> None:
-        """Look at the store, unless that was done a moment ago."""
-        async with self._looking:
-            if monotonic() - self._looked < FRESH_SECONDS:
+        """Read the numbers, unless that was done a moment ago."""
+        async with self._refreshing:
+            if monotonic() - self._refreshed_at < FRESH_SECONDS:
                 return
             try:
-                await self.look()
+                await self.read()
             except HeadgateError as error:
                 log.debug("queue figures not read", error=error.detail)
-            self._looked = monotonic()
+            self._refreshed_at = monotonic()
 
-    async def look(self) -> None:
-        """Look at the store now."""
+    async def read(self) -> None:
+        """Read the numbers now and publish them as metrics."""
         things = await self._index.list(None)
         busy = set(await self._index.due(BUSY_MS, MOST_BUSY))
         living = set(things)
         for gone in self._figures.keys() - living:
             del self._figures[gone]
-        # One that was busy until now is read once more; of the idle, only as many as can be shown by name.
+        # A queue that was busy at the last read is read once more; of the idle ones, as many as can be shown by name.
         room = max(0, self._most - len(self._figures.keys() | busy))
         unread = [thing for thing in things if thing not in self._figures and thing not in busy][:room]
         wanted = [thing for thing in (*busy, *(self._busy - busy), *unread) if thing in living]
         self._busy = busy
-        self._take_in(wanted, await asyncio.gather(*(self._read(thing) for thing in wanted)))
+        self._publish(wanted, await asyncio.gather(*(self._read_figures(thing) for thing in wanted)))
 
-    def _take_in(self, things: Sequence[Thing], told: Sequence[Figures | None]) -> None:
+    def _publish(self, things: Sequence[Thing], found: Sequence[Figures | None]) -> None:
         before = dict(self._figures)
-        for thing, figures in zip(things, told, strict=True):
+        for thing, figures in zip(things, found, strict=True):
             if figures is None:
                 self._figures.pop(thing, None)
             else:
@@ -137,7 +137,7 @@ class QueueNumbers:
 
 
 def label(thing: Thing) -> str:
-    """Name a queue in metrics: bare in the default namespace."""
+    """Give the metric label of a queue: without the namespace if that is the default one."""
     return thing.name if thing.namespace == "default" else f"{thing.namespace}/{thing.name}"
 
 

@@ -1,4 +1,4 @@
-"""People, tickets and seats: what the line says of them, and the rules that need no store."""
+"""Domain types of the waiting room, and the rules that need no store: the estimate of a wait, and when to poll."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FILLING_DOUBT: Final = 0.3
 FILLING_SECONDS: Final = 3.5
 STEADY_DOUBT: Final = 0.04
 LEAST_FREED: Final = 8
-# A call comes with a tick, and is heard of with the next question.
-HEARING_SECONDS: Final = 0.5
+# A user learns of a promotion with the next poll after the tick.
+POLL_SLACK_SECONDS: Final = 0.5
 LEASE_MS: Final = 10_000
 BEAT_SECONDS: Final = 3.0
-# A report of who is inside is one step of the store, so it is bounded, and with it the seats of a server.
-# A report of ten times as many takes the store twelve times as long, too long for one step.
+# A report of all sessions is one script call, so it is bounded, and with it the seats of a server: ten times as many
+# sessions take the store twelve times as long.
 MOST_SESSIONS: Final = 10_000
 
 
 class State(StrEnum):
-    """Where somebody is between entering the line and being done."""
+    """The state of a user in a queue."""
 
     WAITING = "WAITING"
     PROMOTED = "PROMOTED"
@@ -49,129 +49,32 @@ class Reason(StrEnum):
     DROPPED = "dropped"
 
 
+class EntryArguments(msgspec.Struct, frozen=True, gc=False):
+    """Everything that a caller sends to join a queue; `trusted` marks a caller who may act for any account."""
+
+    nickname: str
+    user_id: str | None = None
+    proof: str | None = None
+    place_token: str | None = None
+    idempotency_key: str | None = None
+    trusted: bool = False
+
+
 class Eta(Wire):
-    """How long the wait will be, from the admissions measured lately; `low` to `high` is what to expect."""
+    """The estimated wait, from the admissions measured lately; about nine in ten waits end between `low` and `high`."""
 
     seconds: float
     low: float
     high: float
 
 
-class Seat(Wire):
-    """The server on which a ticket holds a seat."""
+class Forecast(msgspec.Struct, frozen=True):
+    """The numbers from which a wait is estimated: users are promoted at the policy's pace while seats are free, and after
+    that as fast as seats are given up (`turnover`, seats a second).
 
-    instance_id: str
-    address: str
-
-
-class Status(Wire, kw_only=True, omit_defaults=True):
-    """What somebody in line is told; `rank` is 1 for the first in line and 0 once promoted.
-
-    While there is no `eta`, `leastSeconds` is how long it will take at least, if that is known. `paused` is true while nobody
-    is called and all places are kept. What there is not is None in Python and absent on the wire, and so is a `paused` that is false.
-    """
-
-    status: State
-    queue: str
-    user_id: str
-    rank: int
-    place: int
-    eta: Eta | None
-    poll_after_ms: int
-    least_seconds: float | None = None
-    paused: bool = False
-    ticket_id: str | None = None
-    ticket: str | None = None
-    server: Seat | None = None
-    expires_in_ms: int | None = None
-    advice: str | None = None
-
-
-class Entry(Status, kw_only=True, omit_defaults=True):
-    """The answer to an entry: a status, and the signed proof of the place."""
-
-    place_token: str
-
-
-class User(Wire):
-    """Who a ticket was made for."""
-
-    user_id: str
-    nickname: str
-
-
-class Redeemed(Wire, omit_defaults=True):
-    """A ticket that was just spent, or was spent before by this same session.
-
-    `traceparent` is that of the entry, if the player is traced: whoever lets them in goes on with it.
-    """
-
-    ticket_id: str
-    user: User
-    queue: str
-    seq: int
-    session_id: str
-    instance_id: str
-    traceparent: str | None = None
-
-
-class RenewedSession(Wire):
-    """A session that goes on: whose it is, and when it ends unless it is renewed again."""
-
-    session_id: str
-    queue: str
-    user_id: str
-    expires_in_ms: int
-
-
-class Beat(Wire):
-    """The answer to a server's heartbeat: its latest `seq`, and whether it should drain or report its sessions."""
-
-    drain: bool
-    report: bool
-    seq: int
-    lease_ms: int = LEASE_MS
-
-
-class ServerView(Wire):
-    """One server of a queue, as an operator sees it."""
-
-    instance_id: str
-    address: str
-    capacity: int
-    max_capacity: int
-    sessions: int
-    holds: int
-    draining: bool
-    reported: bool
-
-
-class Servers(Wire):
-    """All servers that offer seats in a queue."""
-
-    queue: str
-    servers: list[ServerView]
-
-
-class Board(Wire):
-    """The line as everybody may see it; `marks` are pairs [place, rank], so that each finds their own rank."""
-
-    queue: str
-    epoch: str
-    generation: int
-    serving: int
-    waiting: int
-    rate_per_second: float
-    marks: list[tuple[int, int]]
-    at: str
-
-
-class Flow(msgspec.Struct, frozen=True):
-    """How people come in: at the policy's pace while seats are free, and after that as fast as seats are given up.
-
-    Filling the house on opening night is quick, and says nothing of those who wait for somebody to leave. Nor does the pace
-    of its first minute: whoever is called and does not come holds a seat until the ticket ends, so from `first_turnover` it
-    slows down to `turnover`.
+    A queue that fills free seats is fast, which says nothing about a user who waits for somebody to leave. Turnover is also
+    higher at first: promoted users who do not come hold their seats until their tickets expire, so it slows down from
+    `first_turnover` to `turnover`.
     """
 
     pace: float
@@ -187,59 +90,63 @@ class Flow(msgspec.Struct, frozen=True):
     late_doubt: float = 0.0
     late_seconds: float = 0.0
 
-    def says_nothing(self) -> bool:
-        """Tell whether nothing can be said to anybody: no seat is free, and nobody was seen to give one up."""
-        unknown = self.turnover <= 0 or self.freed < LEAST_FREED
-        return self.pace <= 0 or (self.free <= 0 and unknown and self.fastest <= 0)
+    @property
+    def measured(self) -> bool:
+        """Tell whether enough seats were given up to know the turnover."""
+        return self.turnover > 0 and self.freed >= LEAST_FREED
+
+    def empty(self) -> bool:
+        """Tell whether there is no estimate for any rank: no seat is free, and nobody was seen to give one up."""
+        return self.pace <= 0 or (self.free <= 0 and not self.measured and self.fastest <= 0)
 
     def eta(self, rank: int) -> Eta | None:
-        """Tell how long somebody at this rank waits, or None while that cannot be known."""
+        """Estimate the wait of a user at this rank; None while that is not known."""
         if rank <= 0 or self.pace <= 0:
             return None
-        first, behind = min(rank, self.free), max(0, rank - self.free)
-        seconds = first / self.pace
+        seconds = min(rank, self.free) / self.pace
         doubt = FILLING_DOUBT
-        if behind:
-            if self.turnover <= 0 or self.freed < LEAST_FREED:
+        behind = rank - self.free
+        if behind > 0:
+            if not self.measured:
                 return None
-            seconds += self._behind(behind)
-            # Those who stay long have not left yet: until the house was seen to turn over, its pace is a guess.
+            seconds += self._turnover_seconds(behind)
+            # Users who stay long have not left yet, so the turnover is a guess until most seats changed hands once.
             youth = self.cycle_seconds / 4 / max(self.seconds, 1.0)
-            # About nine in ten waits fall inside: the spread of a count is its root, of those seen and of those ahead.
+            # About nine in ten waits are in this range: the spread of a count is its root, of the seats freed and of the ranks.
             late = self.late_doubt * min(1.0, seconds / self.late_seconds) if self.late_seconds else 0.0
             spread = 1 / self.freed + 1 / behind + late * late
             doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 * spread + youth * youth))
-        slack = max(1.0, self.tick_seconds) + HEARING_SECONDS
-        if not behind:
-            slack += FILLING_SECONDS  # nobody was seen to hear of a call yet, and everybody asks at once
+        slack = max(1.0, self.tick_seconds) + POLL_SLACK_SECONDS
+        if behind <= 0:
+            slack += FILLING_SECONDS  # nobody was promoted yet, and all users poll at once
         low = max(0.0, seconds * (1 - doubt) - slack)
         return Eta(round(seconds, 1), round(low, 1), round(seconds / (1 - doubt) + slack, 1))
 
-    def _behind(self, rank: int) -> float:
-        """Tell how long it takes until so many seats were given up."""
-        quick = max(0.0, self.first_turnover - self.turnover) * self.slowing_seconds
-        if rank < quick:
-            return -self.slowing_seconds * math.log(1 - rank / (self.first_turnover * self.slowing_seconds))
-        slowing = self.slowing_seconds * math.log(self.first_turnover / self.turnover) if quick else 0.0
-        return slowing + (rank - quick) / self.turnover
-
     def least(self, rank: int) -> float | None:
-        """Tell how long somebody at this rank waits at least, which is known earlier; None if nothing can be said."""
-        first, behind = min(rank, self.free), max(0, rank - self.free)
-        if self.pace <= 0 or (behind and self.fastest <= 0):
+        """Give the shortest possible wait at this rank, which is known before the estimate; None if it is not known."""
+        behind = rank - self.free
+        if self.pace <= 0 or (behind > 0 and self.fastest <= 0):
             return None
-        return round(first / self.pace + (behind / self.fastest if behind else 0.0), 1)
+        return round(min(rank, self.free) / self.pace + (behind / self.fastest if behind > 0 else 0.0), 1)
+
+    def _turnover_seconds(self, seats: int) -> float:
+        """Estimate how long it takes until this many seats are given up."""
+        quick = max(0.0, self.first_turnover - self.turnover) * self.slowing_seconds
+        if seats < quick:
+            return -self.slowing_seconds * math.log(1 - seats / (self.first_turnover * self.slowing_seconds))
+        slowing = self.slowing_seconds * math.log(self.first_turnover / self.turnover) if quick else 0.0
+        return slowing + (seats - quick) / self.turnover
 
 
 def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free: int = 0) -> int:
-    """Say when to ask again: soon near the front, seldom far behind, never all together."""
+    """Choose when a user polls again: soon near the front, seldom far behind, and at random, so that polls spread out."""
     base: float = LEAST_POLL_MS
     behind = rank - free - 20
     if behind > 0:
         base += 20 * behind
     if eta is not None:
         base = min(base, max(NEAR_POLL_MS, eta.low * 500))
-    # Everybody who asks comes by here, and comparing costs less than min() and max().
+    # A hot path: comparisons cost less than min() and max().
     most = grace_seconds * 400
     if most > MOST_POLL_MS:
         most = MOST_POLL_MS

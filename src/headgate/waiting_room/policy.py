@@ -1,4 +1,4 @@
-"""A queue's policy: what its operator decides, checked before it is written."""
+"""A queue's policy, which its operator sets; it is validated before it is written."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ MOST_ADDRESSES: Final = 1000
 
 
 class Seats(StrEnum):
-    """Where seats come from: one number, or the live servers' own."""
+    """The source of seats: one fixed number, or the live servers."""
 
     FIXED = "fixed"
     SERVERS = "servers"
 
 
 class Placement(StrEnum):
-    """Which server gets the next one: that with the most free seats, or the fullest that has one."""
+    """Which server gets the next user: the one with the most free seats, or the fullest with a free seat."""
 
     MOST_FREE = "most-free"
     PACKED = "packed"
 
 
 class FailMode(StrEnum):
-    """What the gate says when the store is away."""
+    """The gate's answer while the store is unavailable: pass or refuse."""
 
     OPEN = "open"
     CLOSED = "closed"
 
 
 class Bypass(Wire):
-    """Who passes the gate without standing in line."""
+    """Requests that pass the gate without waiting."""
 
     paths: list[str] = []
     addresses: list[str] = []
@@ -65,7 +65,7 @@ class Theme(Wire):
 
 
 class Auto(Wire):
-    """When a queue switches itself on, and for which resources it makes queues of its own."""
+    """When a queue switches itself on, and for which resources it creates queues."""
 
     resource: Annotated[str, Meta(min_length=1, max_length=256)]
     event_type: Annotated[str, Meta(max_length=64)] = ""
@@ -76,7 +76,7 @@ class Auto(Wire):
 
     @property
     def own_rate(self) -> float:
-        """Give the admissions a second that keep the traffic at the threshold."""
+        """Give the admissions a second that keep traffic at the threshold."""
         return min(max(0.1, self.threshold / self.window_seconds), FASTEST)
 
 
@@ -106,11 +106,11 @@ class Policy(Wire, kw_only=True):
     auto: Auto | None = None
     message: str = ""
     theme: Theme = Theme()
-    # The automatic queue that made this one; an operator's own queue has none, and cannot be given one.
+    # The automatic queue that created this one; operators cannot set it.
     template: str = ""
 
     def checked(self) -> Policy:
-        """Check a policy before it is written, also one that was put together in Python; raises InvalidRequest."""
+        """Validate a policy, also one that was made in Python; raises InvalidRequest."""
         try:
             msgspec.convert(msgspec.to_builtins(self), Policy)
         except (msgspec.ValidationError, TypeError) as error:
@@ -141,12 +141,12 @@ class Policy(Wire, kw_only=True):
 
     @property
     def own_batch(self) -> int:
-        """Give the batch of a policy that names none: what the rate brings in a tick, and no fewer than a hundred."""
+        """Give the default batch: the users that the rate admits in a tick, and at least a hundred."""
         brought = math.ceil((self.rate_per_second or 0) * self.tick_ms / 1000)
         return min(MOST_BATCH, max(LEAST_BATCH, brought))
 
     def for_script(self) -> list[str | int | float]:
-        """Give what scripts need as field, value, …; times are in milliseconds, empty means no limit."""
+        """Give the fields that scripts read as field, value, …; times are in milliseconds, empty means no limit."""
         rate = self.rate_per_second
         burst = self.burst if self.burst is not None else max(1, math.ceil((rate or 0) * self.tick_ms / 1000))
         opens_ms = "" if self.opens_at is None else int(self.opens_at.timestamp() * 1000)
@@ -170,7 +170,7 @@ class Policy(Wire, kw_only=True):
 
 
 class PolicyChange(Wire, kw_only=True):
-    """What an operator wants different; what is absent stays, null takes a limit away."""
+    """A change of a policy; absent fields stay as they are, null removes a limit."""
 
     seats: Seats | UnsetType = UNSET
     capacity: Count | UnsetType | None = UNSET
@@ -197,12 +197,12 @@ class PolicyChange(Wire, kw_only=True):
     theme: Theme | UnsetType = UNSET
 
     def applied_to(self, policy: Policy | None) -> Policy:
-        """Give the changed policy; a new one that names a capacity has fixed seats unless it says otherwise."""
+        """Give the changed policy; a new one with a capacity has fixed seats unless it sets `seats`."""
         wanted = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
         if policy is None and wanted.get("capacity") is not None:
             wanted.setdefault("seats", Seats.FIXED)
         if policy is None and not wanted.keys() & {"seats", "capacity"} and (wanted.get("auto") or wanted.get("paths")):
-            # A gate's queue has no servers, and those inside when it switches on were never counted: it admits by rate.
+            # A gate's queue has no servers, and visitors inside when it switches on were never counted: it admits by rate.
             wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
             if isinstance(auto := wanted.get("auto"), Auto):
                 wanted.setdefault("rate_per_second", auto.own_rate)
@@ -211,48 +211,6 @@ class PolicyChange(Wire, kw_only=True):
         if "batch" not in wanted and before.batch == before.own_batch:
             after = msgspec.structs.replace(after, batch=after.own_batch)
         return after.checked()
-
-
-class Figures(Wire, kw_only=True):
-    """How a queue stands now; `capacity` is the seats in force, `rate_per_second` the admissions measured lately."""
-
-    waiting: int
-    live: int
-    away: int
-    holds: int
-    kept: int
-    sessions: int
-    servers: int
-    capacity: int
-    rate_per_second: float
-    entered_total: int
-    admitted_total: int
-    issued_total: int
-    expired_total: int
-    redeemed_total: int
-    finished_total: int
-    left_total: int
-    abandoned_total: int
-    moved_total: int
-
-
-class QueueView(Policy, kw_only=True):
-    """A queue as an operator sees it: the policy, its version, its switches, and how things stand now."""
-
-    queue: str
-    namespace: str
-    version: int
-    generation: int
-    epoch: str
-    serving: int
-    paused: bool
-    draining: bool
-    waiting: int
-    away: int
-    holds: int
-    sessions: int
-    admitted_total: int
-    figures: Figures
 
 
 def _or_empty(value: float | None) -> str | int | float:

@@ -1,4 +1,4 @@
-"""What can go wrong in a line, by name."""
+"""Errors of the waiting room; a docstring is the default message."""
 
 from __future__ import annotations
 
@@ -59,12 +59,6 @@ class TicketExpired(HeadgateError):
     code, status = "ticket_expired", 410
 
 
-class RevocationsFull(HeadgateError):
-    """So many passes of this queue were revoked lately that its gates could not know of another; a reset ends all its passes."""
-
-    code, status = "revocations_full", 409
-
-
 class SessionTaken(HeadgateError):
     """Another ticket was redeemed under this session id; every session needs an id of its own."""
 
@@ -75,3 +69,9 @@ class SessionUnknown(HeadgateError):
     """This queue has no session of this id; it may have ended."""
 
     code, status = "session_unknown", 404
+
+
+class KeysInvalid(HeadgateError):
+    """The signing keys must be a JWKS with private Ed25519 keys, newest first."""
+
+    code = "keys_invalid"

@@ -1,4 +1,4 @@
-"""Promotion: any number of workers visit the queues that are due, and one script decides each step in the store."""
+"""Promotion: any number of workers visit the queues that are due, and a script decides each step atomically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.waiting_room.settings import WaitingRoomSettings
 
 PROMOTE = script("headgate.waiting_room", "promote")
 
-LOOK_SECONDS: Final = 0.1
+IDLE_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 1.0
 CLAIMS: Final = 16
 MOST_VISITS: Final = 256
@@ -30,7 +30,7 @@ log = get_logger()
 
 
 class Promotion:
-    """The worker's part of the waiting room."""
+    """Promotes the first waiting users of all queues; every worker runs it."""
 
     def __init__(self, store: Store, queues: Queues, settings: WaitingRoomSettings) -> None:
         self._store = store
@@ -38,28 +38,28 @@ class Promotion:
         self._settings = settings
 
     async def step(self, thing: Thing, most: int | None = None) -> tuple[bool, int | None, int]:
-        """Take one step of a queue: whether more is to do now, in how many ms it is due again, how many were called."""
+        """Run one step of a queue: give whether more is due now, in how many ms it is due again, and how many were promoted."""
         most = most or self._settings.step_people
         reply = cast(
             "list[int | bytes]",
             await self._store.run(PROMOTE, thing, most, self._settings.finished_most, new_uuid()),
         )
-        more, due_in, *called = reply
-        for _, waited_ms, predicted, trace in zip(*(iter(called),) * 4, strict=True):
+        more, due_in, *promoted = reply
+        for _, waited_ms, predicted, trace in zip(*(iter(promoted),) * 4, strict=True):
             self._observe(thing, cast("int", waited_ms) / 1000, cast("int", predicted), cast("bytes", trace).decode())
-        if called:
-            log.debug("called", queue=thing.name, people=len(called) // 4)  # an anonymous id is its owner's secret
+        if promoted:
+            log.debug("called", queue=thing.name, people=len(promoted) // 4)  # no ids: an anonymous id is a secret
         due = cast("int", due_in)
-        return bool(more), None if due < 0 else due, len(called) // 4
+        return bool(more), None if due < 0 else due, len(promoted) // 4
 
     async def visit(self, thing: Thing) -> int | None:
-        """Do all that is due in a queue, in bounded steps; gives when it is due again."""
+        """Run all due steps of a queue, with a bound on their number; give in how many ms it is due again."""
         started = monotonic()
         people = 0
         for _ in range(STEPS):
-            more, due_in, called = await self.step(thing)
-            people += called
-            if not more and not called:
+            more, due_in, promoted = await self.step(thing)
+            people += promoted
+            if not more and not promoted:
                 break
         seconds = monotonic() - started
         if people:
@@ -67,14 +67,14 @@ class Promotion:
         TICK_SECONDS.labels(label(thing)).observe(seconds)
         return 0 if more else due_in
 
-    async def look(self) -> None:
-        """Visit whatever is due and not taken by another worker, until nothing is."""
+    async def visit_due(self) -> None:
+        """Visit the queues that are due and not claimed by another worker, until there are none."""
         while claims := await self._queues.index.claim(CLAIMS):
             await self._visit_all(claims)
 
     async def run(self) -> None:
-        """Look for due queues for as long as the process lives; one that hangs holds up no other."""
-        with suppress(HeadgateError):  # a gateway does it too
+        """Visit due queues for the life of the process, each in a task of its own, so that a slow one delays no other."""
+        with suppress(HeadgateError):  # gateways note it too
             await self._queues.index.note_age()
         visits: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
@@ -85,7 +85,7 @@ class Promotion:
                     visits.add(visit)
                     visit.add_done_callback(visits.discard)
                 if not claims:
-                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.sleep(IDLE_SECONDS)
 
     async def _claim(self) -> Sequence[Claim]:
         try:
@@ -109,11 +109,11 @@ class Promotion:
             log.warning("queue not visited", queue=claim.thing.name, error=error.detail)
 
     async def _due_in(self, claim: Claim) -> int | None:
-        """Visit a queue, and strike one that was deleted; gives when it is due again."""
+        """Visit a queue and remove a deleted one from the index; give in how many ms it is due again."""
         try:
             return await self.visit(claim.thing)
         except QueueLost:
-            # Whoever remembers it writes it back with the next call; until then there is nothing to do here.
+            # A process that remembers the queue restores it with its next call.
             return None
         except QueueUnknown:
             await self._queues.index.forget(claim)

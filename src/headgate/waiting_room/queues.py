@@ -1,4 +1,4 @@
-"""Queues as their operators see them: policies, switches, figures, audit and history; and the write-back of lost ones."""
+"""Queues as operators see them: policies, switches, figures, audit, history; and restoring queues that the store lost."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import msgspec
 from headgate.kit.ids import new_ulid, thing_name
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, StoreUnavailable, VersionConflict
-from headgate.kit.wire import Wire, iso_time
+from headgate.kit.wire import iso_time
 from headgate.store import Index, Reply, Store, Thing, script
 from headgate.waiting_room.memory import QueueFacts, QueueMemory, RememberedQueue
-from headgate.waiting_room.policy import Figures, Policy, PolicyChange, QueueView
+from headgate.waiting_room.policy import Policy, PolicyChange
 from headgate.waiting_room.problems import QueueLost, QueueUnknown
 from headgate.waiting_room.signing import PLACE_SECONDS
+from headgate.waiting_room.wire import Audit, AuditRecord, Figures, History, Minute, QueueView
 
 CONFIGURE = script("headgate.waiting_room", "configure")
 OPERATE = script("headgate.waiting_room", "operate")
@@ -32,19 +33,19 @@ MOST_RECORDS: Final = 1000
 MOST_NAMED: Final = 4_096
 OFFSET_AT: Final = 15
 TOTALS_AT: Final = 17
-# What nobody tells us of, such as a clock that was put back, we know after this long.
-LEARN_SECONDS: Final = 60.0
-# Within this time after a loss of data, whoever remembers a queue has written it back.
-RETURN_MS: Final = 10_000
+# A change without a hint, such as a clock that was put back, is noticed after this long.
+REFRESH_SECONDS: Final = 60.0
+# Processes that remember a queue restore it within this time after a loss of data.
+RESTORE_MS: Final = 10_000
 
 log = get_logger()
 T = TypeVar("T")
 
 
-class StoredQueue(msgspec.Struct, frozen=True):
-    """The memory from which a lost queue is written back: its policy, its operator's switches, and how far its clock is ahead.
+class QueueSnapshot(msgspec.Struct, frozen=True):
+    """Everything needed to restore a lost queue: its policy, its operator's switches, and how far its clock is ahead.
 
-    Its numbers may be ahead of that clock, for a minute after a possible loss.
+    `ahead_ms` is how far its places may be ahead of that clock, for a minute after a possible loss.
     """
 
     policy: Policy
@@ -54,51 +55,6 @@ class StoredQueue(msgspec.Struct, frozen=True):
     ahead_ms: int
 
 
-class AuditRecord(Wire):
-    """One entry of a queue's audit trail; `old` and `new` are policies, or an operator's switches."""
-
-    at: str
-    who: str
-    action: str
-    old: dict[str, object]
-    new: dict[str, object]
-
-
-class Audit(Wire):
-    """A queue's audit trail, newest first."""
-
-    queue: str
-    records: list[AuditRecord]
-
-
-class Minute(Wire):
-    """What happened in one minute, and how things stood at its end."""
-
-    minute: str
-    entered: int
-    admitted: int
-    issued: int
-    expired: int
-    redeemed: int
-    finished: int
-    left: int
-    abandoned: int
-    moved: int
-    waiting: int
-    away: int
-    holds: int
-    sessions: int
-    mean_wait_seconds: float | None
-    mean_eta_error_seconds: float | None
-
-
-class History(Wire):
-    """A queue's minutes, oldest first."""
-
-    queue: str
-    minutes: list[Minute]
-
-
 class Queues:
     """All queues of a store."""
 
@@ -106,12 +62,12 @@ class Queues:
         self.index = Index(store, "queue")
         self._store = store
         self._memory = memory
-        self._listening: dict[Thing, ExitStack] = {}
+        self._subscriptions: dict[Thing, ExitStack] = {}
         self._named: dict[tuple[str, str], Thing] = {}
-        self._learned: dict[Thing, float] = {}
+        self._refreshed_at: dict[Thing, float] = {}
 
     def thing(self, namespace: str, queue: str) -> Thing:
-        """Name a queue; both names come from outside."""
+        """Give the thing of a queue; both names come from outside and are validated."""
         thing = self._named.get((namespace, queue))
         if thing is None:
             thing = self._store.thing("queue", thing_name(namespace, "namespace"), thing_name(queue, "queue"))
@@ -141,7 +97,7 @@ class Queues:
         return found
 
     async def figures(self, thing: Thing) -> Figures | None:
-        """Give a queue's numbers, and of those in line how many were seen lately; None if it is gone."""
+        """Give a queue's numbers, with an estimate of how many waiting users were seen lately; None if the queue is gone."""
         try:
             view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
             board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
@@ -185,16 +141,16 @@ class Queues:
         """Pause, resume, drain, admit, reset or delete a queue."""
 
         async def act() -> Reply:
-            wanted = "" if expected in (None, ANY_VERSION) else expected  # what is not there is refused anyway
+            wanted = "" if expected in (None, ANY_VERSION) else expected  # the script refuses a missing queue anyway
             return await self._store.run(OPERATE, thing, action, who, wanted, request, number, PLACE_SECONDS * 1000)
 
         request = new_ulid()
         await self.index.put(thing, 0)
-        await self.kept(thing, act)
-        await self.mark(thing)
+        await self.with_restore(thing, act)
+        await self.mark_changed(thing)
         if action == "delete":
             self.forget(thing)
-            # A worker that came by just before found a queue; the next one finds none, and strikes it from the list.
+            # A worker that visited just before found the queue; the next one does not, and removes it from the index.
             await self.index.put(thing, 0)
         log.info("queue operated", queue=thing.name, namespace=thing.namespace, action=action, who=who)
 
@@ -213,22 +169,22 @@ class Queues:
         )
 
     async def history(self, thing: Thing, minutes: int) -> History:
-        """Show the last so many recorded minutes; a minute in which nobody came by has no record."""
+        """Show the last so many recorded minutes; a minute in which nothing ran has no record."""
         await self._read(thing)
         entries = await self._store.read(thing, "XREVRANGE", thing.key("history"), "+", "-", "COUNT", minutes)
         return History(thing.name, [_minute(record) for record in _records(entries)][::-1])
 
-    async def kept(self, thing: Thing, call: Callable[[], Awaitable[T]], *, in_line: bool = False) -> T:
-        """Make a call on a queue; if the store has lost the queue, write back what we remember of it first.
+    async def with_restore(self, thing: Thing, call: Callable[[], Awaitable[T]], *, in_line: bool = False) -> T:
+        """Make a call on a queue; if the store has lost the queue, restore it from memory and repeat the call.
 
-        Somebody `in_line` is told to try again, by StoreUnavailable, if we do not remember the queue and the store has lost
-        its data just now.
+        With `in_line`, a call for a waiting user raises StoreUnavailable, which means try again, if this process does not
+        remember the queue and the store has just lost its data.
         """
         try:
             return await call()
         except QueueLost as error:
-            if not await self._write_back(thing):
-                if in_line and (await self.index.age(thing))[0] < RETURN_MS:
+            if not await self._restore(thing):
+                if in_line and (await self.index.age(thing))[0] < RESTORE_MS:
                     raise StoreUnavailable(
                         "The store is new or has just lost its data, and this queue is not known yet; try again shortly."
                     ) from error
@@ -241,85 +197,86 @@ class Queues:
         except QueueLost as error:
             raise QueueUnknown from error
 
-    async def mark(self, thing: Thing) -> None:
-        """Have every gate read a queue again, also those that miss the hint; if this fails, they are late and not wrong."""
+    async def mark_changed(self, thing: Thing) -> None:
+        """Make every gate read a queue again, even if it misses the hint; if this fails, gates learn of the change later."""
         try:
             await self.index.mark(thing)
         except HeadgateError as error:
             log.debug("change not marked", queue=thing.name, error=error.detail)
 
     def forget(self, thing: Thing) -> None:
-        """A queue was deleted, and we may have missed the notice: it must not come back by our memory."""
+        """Drop a deleted queue from memory, so that it is not restored."""
         self._memory.forget(thing)
-        if (stack := self._listening.pop(thing, None)) is not None:
+        if (stack := self._subscriptions.pop(thing, None)) is not None:
             stack.close()
 
-    def note(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
-        """Take in what an answer said of a queue, and learn its policy if we do not have it."""
-        known = self._memory.note(thing, generation, epoch, serving)
+    def update_memory(self, thing: Thing, generation: int, epoch: int, serving: int) -> RememberedQueue:
+        """Record the numbers of a reply, and read the policy in the background if it is unknown or old."""
+        known = self._memory.update(thing, generation, epoch, serving)
         now = monotonic()
-        if known.stale or now - self._learned.get(thing, -LEARN_SECONDS) >= LEARN_SECONDS:
+        if known.stale or now - self._refreshed_at.get(thing, -REFRESH_SECONDS) >= REFRESH_SECONDS:
             known.stale = False
-            if len(self._learned) >= MOST_NAMED:
-                self._learned.clear()
-            self._learned[thing] = now
-            self._store.tasks.start(self._learn(thing))
+            if len(self._refreshed_at) >= MOST_NAMED:
+                self._refreshed_at.clear()
+            self._refreshed_at[thing] = now
+            self._store.tasks.start(self._refresh_policy(thing))
         return known
 
-    def heard(self, thing: Thing, packed: bytes) -> QueueFacts | None:
-        """Give what all are told alike, if that is what we heard last and there is nothing new to learn."""
-        known = self._memory.of(thing)
-        if known is None or known.stale or known.common is None or known.common.packed != packed:
+    def known_facts(self, thing: Thing, packed: bytes) -> QueueFacts | None:
+        """Give the decoded facts of a queue if these are the packed ones seen last and the policy is current."""
+        known = self._memory.get(thing)
+        if known is None or known.stale or known.facts is None or known.facts.packed != packed:
             return None
-        return known.common
+        return known.facts
 
     def close(self) -> None:
-        """Stop listening."""
-        for thing in tuple(self._listening):
-            self._listening.pop(thing).close()
+        """Unsubscribe from all hints."""
+        for thing in tuple(self._subscriptions):
+            self._subscriptions.pop(thing).close()
 
-    async def _learn(self, thing: Thing) -> None:
+    async def _refresh_policy(self, thing: Thing) -> None:
         try:
             await self.view(thing)
         except HeadgateError as error:
             log.debug("policy not read", queue=thing.name, error=error.detail)
-            known = self._memory.of(thing)
+            known = self._memory.get(thing)
             if known is not None:
                 known.stale = True
 
     def _remember(self, thing: Thing, view: QueueView, offset_ms: int, ahead_ms: int) -> None:
-        known = self._memory.note(thing, view.generation, int(view.epoch), view.serving)
-        kept = StoredQueue(_policy_of(view), view.paused, view.draining, offset_ms, ahead_ms)
-        known.policy, known.stale = msgspec.json.encode(kept), False
-        if thing not in self._listening:
-            stack = self._listening[thing] = ExitStack()
-            stack.enter_context(self._store.hints.listen(thing, "events", lambda words: self._on_hint(thing, words)))
+        known = self._memory.update(thing, view.generation, int(view.epoch), view.serving)
+        snapshot = QueueSnapshot(_policy_of(view), view.paused, view.draining, offset_ms, ahead_ms)
+        known.snapshot, known.stale = msgspec.json.encode(snapshot), False
+        if thing not in self._subscriptions:
+            stack = self._subscriptions[thing] = ExitStack()
+            stack.enter_context(self._store.hints.listen(thing, "events", lambda hint: self._on_hint(thing, hint)))
 
-    def _on_hint(self, thing: Thing, words: str | None) -> None:
-        known = self._memory.of(thing)
-        if words == "delete":
+    def _on_hint(self, thing: Thing, hint: str | None) -> None:
+        known = self._memory.get(thing)
+        if hint == "delete":
             self.forget(thing)
-        elif known is not None and words is not None and words.startswith("changed"):
-            known.change(words.split(" ")[1:])
+        elif known is not None and hint is not None and hint.startswith("changed"):
+            known.apply_changes(hint.split(" ")[1:])
         elif known is not None:
             known.stale = True
-            if words is None:
-                known.doubt()
+            if hint is None:
+                known.mark_unconfirmed()
 
     async def _read(self, thing: Thing) -> Sequence[Reply]:
-        return cast("list[Reply]", await self.kept(thing, lambda: self._store.run(FIGURES, thing)))
+        return cast("list[Reply]", await self.with_restore(thing, lambda: self._store.run(FIGURES, thing)))
 
-    async def _write_back(self, thing: Thing) -> bool:
-        known = self._memory.of(thing)
-        if known is None or not known.policy:
+    async def _restore(self, thing: Thing) -> bool:
+        known = self._memory.get(thing)
+        if known is None or not known.snapshot:
             return False
-        kept = msgspec.json.decode(known.policy, type=StoredQueue)
+        snapshot = msgspec.json.decode(known.snapshot, type=QueueSnapshot)
         served = max(known.serving, known.served)
-        was = f"{kept.offset_ms} {kept.ahead_ms} {served} {'p' * kept.paused}{'d' * kept.draining}"
+        switches = "p" * snapshot.paused + "d" * snapshot.draining
+        state = f"{snapshot.offset_ms} {snapshot.ahead_ms} {served} {switches}"
         await self.index.put(thing, 0)
         try:
             await self._write(
-                thing, kept.policy, 0, "headgate", known.generation, restoring=was, recalled=known.recalled()
+                thing, snapshot.policy, 0, "headgate", known.generation, state=state, promoted=known.promoted_users()
             )
         except VersionConflict:
             return True  # another process was faster
@@ -334,17 +291,17 @@ class Queues:
         who: str,
         generation: int = 1,
         *,
-        restoring: str = "",
-        recalled: str = "",
+        state: str = "",
+        promoted: str = "",
     ) -> None:
         json = msgspec.json.encode(policy)
         fields = policy.for_script()
-        await self._store.run(CONFIGURE, thing, version, who, json, generation, restoring, recalled, *fields)
-        await self.mark(thing)
+        await self._store.run(CONFIGURE, thing, version, who, json, generation, state, promoted, *fields)
+        await self.mark_changed(thing)
 
 
 def _object(text: str) -> dict[str, object]:
-    """Read what an audit entry says; older ones have `name=value` words, or nothing."""
+    """Decode a value of an audit entry; older entries have `name=value` words, or nothing."""
     if text.startswith("{"):
         return msgspec.json.decode(text, type=dict[str, object])
     words = (word.partition("=") for word in text.split(" ") if "=" in word)

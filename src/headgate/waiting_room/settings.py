@@ -10,7 +10,7 @@ from headgate.kit.settings import Doc, Settings
 
 
 class WaitingRoomSettings(Settings, section="waiting_room"):
-    """What is the same for all queues; a queue's own policy lives with the queue."""
+    """Settings for all queues of a process; the policy of one queue is in the store."""
 
     proof_secret: Annotated[
         str, Doc("the secret with which a site signs its users' proofs (HS256); empty: none", secret=True)

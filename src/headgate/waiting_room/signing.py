@@ -1,8 +1,8 @@
-"""Signed words: tickets that a door can check by itself, place tokens that bring a place back, and a site's proofs.
+"""Signed tokens: tickets that a server verifies by itself, place tokens that restore a place, and proofs of a site.
 
-Tickets are Ed25519 JWS, since doors hold only public keys. Place tokens are read by us alone, so they are HMACs under a
-secret derived from the same key, fast enough for every entry. The first key signs; all of them are believed, so keys are
-rotated by appending a new one everywhere, then putting it in front, and taking the old one away a day later.
+Tickets are Ed25519 JWS, since servers have only public keys. Place tokens are verified only here, so they are HMACs under a
+secret derived from the same key, fast enough for every entry. The first key signs and all keys verify, so keys are rotated
+by appending a new one everywhere, then putting it first, and removing the old one a day later.
 """
 
 from __future__ import annotations
@@ -19,27 +19,23 @@ from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet, OctKey, OKPKey
 
-from headgate.kit.problems import Forbidden, HeadgateError
-from headgate.waiting_room.problems import TicketExpired, TicketInvalid
+from headgate.kit.problems import Forbidden
+from headgate.waiting_room.problems import KeysInvalid, TicketExpired, TicketInvalid
 
 ALGORITHM: Final = "Ed25519"
 PLACE_SECONDS: Final = 86_400
 LEEWAY_SECONDS: Final = 5.0
-STORE_TIME: Final = "X-Store-Time"  # beside the public keys: the store's time in seconds, which tickets go by
+STORE_TIME: Final = (
+    "X-Store-Time"  # a header beside the public keys: the store's time in seconds, by which tickets expire
+)
 LONGEST_TOKEN: Final = 4096
-# A header's members may be of any type, and the library takes some for what they should be.
+# A token's header may have values of any type, for which the library raises these.
 _UNREADABLE: Final = (JoseError, ValueError, TypeError)
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
-class KeysInvalid(HeadgateError):
-    """The signing keys must be a JWKS with private Ed25519 keys, newest first."""
-
-    code = "keys_invalid"
-
-
 class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a signed ticket says: its id, who may enter which queue on which server, and until when."""
+    """The claims of a signed ticket: its id, user, queue, generation, server and expiry."""
 
     jti: str
     sub: str
@@ -52,7 +48,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PlaceToken(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a place token says: who had which place in which generation of a queue."""
+    """The claims of a place token: the user's place in one generation of a queue."""
 
     sub: str
     aud: str
@@ -71,7 +67,7 @@ class _Proof(msgspec.Struct, frozen=True):
 
 
 class PublicKeys:
-    """What a door needs to check tickets."""
+    """The public keys that verify tickets."""
 
     def __init__(self, keys: KeySet) -> None:
         self._keys = keys
@@ -87,7 +83,7 @@ class PublicKeys:
             kid = jws.extract_compact(ticket.encode()).headers().get("kid")
         except _UNREADABLE:
             kid = None
-        # Without a name it will be accepted or refused whatever other keys there are.
+        # A ticket that names no key is tried with the keys that we have.
         return not isinstance(kid, str) or kid in {key.kid for key in self._keys.keys}
 
     def check_ticket(
@@ -101,32 +97,32 @@ class PublicKeys:
     ) -> Ticket:
         """Check a signed ticket for a queue and, if given, a server; raises TicketInvalid or TicketExpired.
 
-        `now` is the store's time in seconds; who does not know it goes by the clock of this machine.
+        `now` is the store's time in seconds; without it the clock of this machine is used.
         """
         if len(ticket) > LONGEST_TOKEN:
             raise TicketInvalid
         try:
             found = jws.deserialize_compact(ticket, self._keys, algorithms=[ALGORITHM])
-            said = msgspec.json.decode(found.payload, type=Ticket)
+            claims = msgspec.json.decode(found.payload, type=Ticket)
         except _UNREADABLE as error:
             raise TicketInvalid from error
-        if said.aud != queue or said.ns != namespace:
+        if claims.aud != queue or claims.ns != namespace:
             raise TicketInvalid("This ticket is for another queue.")
-        if instance_id is not None and said.srv not in ("", instance_id):
+        if instance_id is not None and claims.srv not in ("", instance_id):
             raise TicketInvalid("This ticket holds a seat on another server.")
-        if said.exp + LEEWAY_SECONDS < (time.time() if now is None else now):
+        if claims.exp + LEEWAY_SECONDS < (time.time() if now is None else now):
             raise TicketExpired
-        return said
+        return claims
 
 
 class SigningKeys:
-    """Our private keys, newest first; with none of them nothing is signed."""
+    """The private keys, newest first; without keys nothing is signed."""
 
     def __init__(self, keys: list[OKPKey]) -> None:
         self._keys = keys
         self._secrets = {str(key.kid): _secret(key) for key in keys}
         self._macs = {kid: hmac.new(secret, digestmod="sha256") for kid, secret in self._secrets.items()}
-        self._heads = {_encoded(b'{"alg":"HS256","kid":"%s"}' % kid.encode()): kid for kid in self._secrets}
+        self._heads = {_base64(b'{"alg":"HS256","kid":"%s"}' % kid.encode()): kid for kid in self._secrets}
         self._head = next(iter(self._heads), "")
 
     def __bool__(self) -> bool:
@@ -154,71 +150,71 @@ class SigningKeys:
         return msgspec.json.encode({"keys": [key.as_dict(private=True)]}).decode()
 
     def jwks(self) -> dict[str, object]:
-        """Give the public halves, for everybody."""
+        """Give the public keys as a JWKS."""
         return {"keys": [{**key.as_dict(private=False), "use": "sig", "alg": ALGORITHM} for key in self._keys]}
 
     def public(self) -> PublicKeys:
-        """Give what is needed to check tickets here."""
+        """Give the public keys that verify tickets."""
         return PublicKeys(KeySet(list(self._keys)))
 
     def sign_ticket(self, ticket: Ticket) -> str:
-        """Write the signed form of a ticket."""
+        """Sign a ticket."""
         newest = self._keys[0]
         header = {"alg": ALGORITHM, "kid": newest.kid, "typ": "JWT"}
         return jws.serialize_compact(header, msgspec.json.encode(ticket), newest, algorithms=[ALGORITHM])
 
     def sign_place(self, place: PlaceToken) -> str:
-        """Write a place token; empty without keys."""
+        """Sign a place token; empty without keys."""
         if not self._keys:
             return ""
-        body = f"{self._head}.{_encoded(msgspec.json.encode(place))}"
-        return f"{body}.{_encoded(self._mac(self._heads[self._head], body))}"
+        body = f"{self._head}.{_base64(msgspec.json.encode(place))}"
+        return f"{body}.{_base64(self._mac(self._heads[self._head], body))}"
 
     def read_place(self, token: str, *, namespace: str, queue: str, user_id: str | None) -> PlaceToken:
-        """Check a place token for a queue and, if given, a user; a false one is Forbidden. It may be past its `exp`."""
+        """Verify a place token for a queue and, if given, a user; raises Forbidden. It may have expired."""
         head, _, rest = token.partition(".")
         body, _, signature = rest.partition(".")
         kid = self._heads.get(head) if len(token) <= LONGEST_TOKEN else None
         if kid is None or not hmac.compare_digest(
-            _encoded(self._mac(kid, f"{head}.{body}")).encode(), signature.encode()
+            _base64(self._mac(kid, f"{head}.{body}")).encode(), signature.encode()
         ):
             raise Forbidden("This place token is not one of ours.")
-        place = msgspec.json.decode(_decoded(body), type=PlaceToken)
+        place = msgspec.json.decode(_from_base64(body), type=PlaceToken)
         if (place.ns, place.aud, place.sub) != (namespace, queue, user_id or place.sub):
             raise Forbidden("This place token is for another place.")
         return place
 
     def secrets(self) -> list[tuple[str, bytes]]:
-        """Give a secret of each key, newest first, for what only we read ourselves; each use derives its own from it."""
+        """Give a secret of each key, newest first, from which other parts derive secrets for tokens of their own."""
         return list(self._secrets.items())
 
     def derived_user(self, *parts: str) -> str:
-        """Make an id that only we can make from these words, and make again."""
+        """Derive an id from these parts; it is always the same, and without the secret nobody can derive it."""
         secret = next(iter(self._secrets.values()), b"")
         if not secret:
             return str(uuid.uuid4())
-        words = "\n".join(("user", *parts)).encode()
-        return str(uuid.UUID(bytes=hmac.digest(secret, words, "sha256")[:16], version=4))
+        message = "\n".join(("user", *parts)).encode()
+        return str(uuid.UUID(bytes=hmac.digest(secret, message, "sha256")[:16], version=4))
 
-    def _mac(self, kid: str, words: str) -> bytes:
-        mac = self._macs[kid].copy()  # the key is worked in already, which is half the cost
-        mac.update(words.encode())
+    def _mac(self, kid: str, message: str) -> bytes:
+        mac = self._macs[kid].copy()  # with the key already hashed, which is half the cost
+        mac.update(message.encode())
         return mac.digest()
 
 
 class ProofKeys:
-    """What a site signs its proofs with: a shared secret (HS256), or public Ed25519 keys."""
+    """The keys that verify a site's proofs: a shared secret (HS256), or public Ed25519 keys."""
 
     def __init__(self, secret: str = "", jwks: str = "") -> None:
         self._secret = OctKey.import_key(secret) if secret else None
         self._keys = KeySet.import_key_set(msgspec.json.decode(jwks)) if jwks else None
 
     def check(self, proof: str, *, queue: str, user_id: str, now: float) -> None:
-        """Check a site's word that this user is theirs at the store's time `now`, in seconds; raises Forbidden."""
-        said = self._read(proof)
-        if said is None or said.sub != user_id or said.aud != queue:
+        """Verify a site's proof of a user at the store's time `now`, in seconds; raises Forbidden."""
+        claims = self._read(proof)
+        if claims is None or claims.sub != user_id or claims.aud != queue:
             raise Forbidden("This proof does not speak for this user and this queue.")
-        if said.exp < now:
+        if claims.exp < now:
             raise Forbidden("This proof is too old.")
 
     def _read(self, proof: str) -> _Proof | None:
@@ -235,13 +231,13 @@ class ProofKeys:
 
 
 def _secret(key: OKPKey) -> bytes:
-    seed = _decoded(str(key.as_dict(private=True)["d"]))
+    seed = _from_base64(str(key.as_dict(private=True)["d"]))
     return hmac.digest(seed, b"headgate place tokens", "sha256")
 
 
-def _encoded(content: bytes) -> str:
+def _base64(content: bytes) -> str:
     return b2a_base64(content, newline=False).rstrip(b"=").translate(_URL_SAFE).decode()
 
 
-def _decoded(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

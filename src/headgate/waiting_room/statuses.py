@@ -1,8 +1,8 @@
-"""What a script says of somebody, and what they are told of it.
+"""Decodes the packed replies of scripts into a `Status`.
 
-An answer is packed: state, account, place, rank, and for somebody who is called the seat that is held. What all of a queue are
-told alike comes once with each call, and stays the same from one step of the promotion to the next, so it is taken apart once
-and not for each who asks.
+The reply for one user has state, account, place and rank, and for a promoted user the seat that the ticket holds. The facts
+that are the same for all users of a queue come once with each call. They stay the same from one promotion step to the next, so
+they are decoded once and not for each user.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import msgspec
 
 from headgate.store import Reply, Thing
 from headgate.waiting_room.memory import QueueFacts
-from headgate.waiting_room.model import Flow, Seat, State, Status, poll_after_ms
+from headgate.waiting_room.model import Forecast, State, poll_after_ms
 from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.signing import SigningKeys, Ticket
+from headgate.waiting_room.wire import Seat, Status
 
 STATES: Final = {
     b"W": State.WAITING,
@@ -38,72 +39,74 @@ ADVICE: Final = {
 }
 FINAL: Final = frozenset(ADVICE)
 INSIDE_POLL_MS: Final = 5_000
-WAKE: Final = 1
+NEEDS_VISIT: Final = 1
 PAUSED: Final = 2
 
-# Theirs: state, account, place, rank.
-_OWN: Final = struct.Struct("<cBdI")
-# Everybody's: generation, seconds since there is a line, switches, grace, serving, epoch, and what is forecast (free, turnover,
-# departures it is known from, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and of
-# those who are late: turnover at first, seconds in which it slows down, how wrong that may be, seconds they hold a seat).
-_COMMON: Final = struct.Struct("<ddBdddIdddddddddd")
+# Of the user: state, account, place, rank.
+_USER: Final = struct.Struct("<cBdI")
+# Of the queue: generation, seconds since anybody waits, switches, grace, serving, epoch, and the forecast (free, turnover,
+# seats freed, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and about promoted users who
+# do not come: first turnover, seconds in which it slows down, its uncertainty, seconds they hold a seat).
+_FACTS: Final = struct.Struct("<ddBdddIdddddddddd")
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
-_LEFT: Final = struct.Struct("<dB")
+_HOLD: Final = struct.Struct("<dB")
 
-Wake = Callable[[Thing], None]
-Told = TypeVar("Told", bound=Status)
+ScheduleVisit = Callable[[Thing], None]
+AnyStatus = TypeVar("AnyStatus", bound=Status)
 
 
-def place_of(reply: bytes) -> tuple[int, bool]:
-    """Give the place, and whether it is an account's."""
-    _, account, place, _ = _OWN.unpack_from(reply)
+class FactsDecoder:
+    """Decodes the facts of queues, and passes on the news in them."""
+
+    def __init__(self, queues: Queues, schedule_visit: ScheduleVisit) -> None:
+        self._queues = queues
+        self._schedule_visit = schedule_visit
+
+    def decode(self, thing: Thing, packed: Reply) -> QueueFacts | None:
+        """Decode the facts of a queue; None if there is no such queue."""
+        if not packed:
+            return None
+        content = cast("bytes", packed)
+        facts = self._queues.known_facts(thing, content)
+        if facts is None:
+            generation, age, switches, grace, serving, epoch, free, *rest = _FACTS.unpack(content)
+            rate, freed, cycle, pace, fastest, tick, *late = rest
+            forecast = Forecast(pace, age, free, rate, freed, cycle, fastest, tick, *late)
+            paused = bool(switches & PAUSED)
+            shown = None if paused or forecast.empty() else forecast
+            facts = QueueFacts(
+                content, int(generation), bool(switches & NEEDS_VISIT), grace / 1000, free, shown, paused
+            )
+            self._queues.update_memory(thing, facts.generation, int(epoch), int(serving)).facts = facts
+        if facts.needs_visit:
+            self._schedule_visit(thing)
+        return facts
+
+
+def decode_place(reply: bytes) -> tuple[int, bool]:
+    """Give the place, and whether it belongs to an account."""
+    _, account, place, _ = _USER.unpack_from(reply)
     return int(place), bool(account)
 
 
-class StatusReader:
-    """Takes note of what the scripts' answers say of a queue."""
-
-    def __init__(self, queues: Queues, wake: Wake) -> None:
-        self._queues = queues
-        self._wake = wake
-
-    def hear(self, thing: Thing, packed: Reply) -> QueueFacts | None:
-        """Take note of what all of this queue are told alike, and give it; None if there is no such queue."""
-        if not packed:
-            return None
-        said = cast("bytes", packed)
-        common = self._queues.heard(thing, said)
-        if common is None:
-            generation, age, switches, grace, serving, epoch, free, *rest = _COMMON.unpack(said)
-            rate, freed, cycle, pace, fastest, tick, *late = rest
-            flow = Flow(pace, age, free, rate, freed, cycle, fastest, tick, *late)
-            paused = bool(switches & PAUSED)
-            told = None if paused or flow.says_nothing() else flow
-            common = QueueFacts(said, int(generation), bool(switches & WAKE), grace / 1000, free, told, paused)
-            self._queues.note(thing, common.generation, int(epoch), int(serving)).common = common
-        if common.wake:
-            self._wake(thing)
-        return common
-
-
-def tell(
-    make: Callable[..., Told],
+def decode_status(
+    make: Callable[..., AnyStatus],
     thing: Thing,
     user_id: str,
     reply: bytes,
-    common: QueueFacts,
+    facts: QueueFacts,
     keys: SigningKeys | None,
     now: float,
-) -> Told:
-    """Say it in our words; `keys` sign the ticket of somebody who is called, and `now` is the store's time in seconds."""
-    letter, _, place, rank = _OWN.unpack_from(reply)
+) -> AnyStatus:
+    """Decode a user's status; `keys` sign the ticket of a promoted user, and `now` is the store's time in seconds."""
+    letter, _, place, rank = _USER.unpack_from(reply)
     if letter == b"W":
-        flow = common.flow
+        forecast = facts.forecast
         eta = least = None
-        if flow is not None:
-            eta = flow.eta(rank)
+        if forecast is not None:
+            eta = forecast.eta(rank)
             if eta is None:
-                least = flow.least(rank)
+                least = forecast.least(rank)
         waiting = make(
             status=State.WAITING,
             queue=thing.name,
@@ -111,28 +114,30 @@ def tell(
             rank=rank,
             place=int(place),
             eta=eta,
-            poll_after_ms=poll_after_ms(rank, eta, common.grace_seconds, common.free),
+            poll_after_ms=poll_after_ms(rank, eta, facts.grace_seconds, facts.free),
             least_seconds=least,
         )
-        return msgspec.structs.replace(waiting, paused=True) if flow is None and common.paused else waiting
-    status = STATES[letter]
-    told = make(
-        status=status,
+        return msgspec.structs.replace(waiting, paused=True) if forecast is None and facts.paused else waiting
+    state = STATES[letter]
+    status = make(
+        status=state,
         queue=thing.name,
         user_id=user_id,
         rank=rank,
         place=int(place),
         eta=None,
         poll_after_ms=INSIDE_POLL_MS,
-        advice=ADVICE.get(status),
+        advice=ADVICE.get(state),
     )
-    return _called(told, keys, thing, common.generation, reply, now) if status is State.PROMOTED else told
+    return _with_ticket(status, keys, thing, facts.generation, reply, now) if state is State.PROMOTED else status
 
 
-def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes, now: float) -> Told:
+def _with_ticket(
+    status: AnyStatus, keys: SigningKeys | None, thing: Thing, generation: int, reply: bytes, now: float
+) -> AnyStatus:
     """Add the ticket, its signed form and the seat that it holds."""
-    left, length = _LEFT.unpack_from(reply, _OWN.size)
-    at = _OWN.size + _LEFT.size
+    left_ms, length = _HOLD.unpack_from(reply, _USER.size)
+    at = _USER.size + _HOLD.size
     ticket = reply[at : at + length].decode()
     at += length
     server = reply[at + 1 : at + 1 + reply[at]].decode()
@@ -142,20 +147,20 @@ def _called(told: Told, keys: SigningKeys | None, thing: Thing, generation: int,
     if keys:
         claims = Ticket(
             jti=ticket,
-            sub=told.user_id,
+            sub=status.user_id,
             aud=thing.name,
             gen=generation,
-            exp=int(now + left / 1000),
+            exp=int(now + left_ms / 1000),
             srv=server,
             addr=address,
             ns=thing.namespace,
         )
         signed = keys.sign_ticket(claims)
     return msgspec.structs.replace(
-        told,
+        status,
         ticket_id=ticket,
         ticket=signed,
         server=Seat(server, address) if server else None,
-        expires_in_ms=int(left),
-        poll_after_ms=min(told.poll_after_ms, max(500, int(left))),
+        expires_in_ms=int(left_ms),
+        poll_after_ms=min(status.poll_after_ms, max(500, int(left_ms))),
     )

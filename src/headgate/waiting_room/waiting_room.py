@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Coroutine
 from time import monotonic
 from typing import Any, Final, cast
 
 from headgate.kit import metrics
-from headgate.kit.life import Job
 from headgate.kit.problems import HeadgateError
-from headgate.kit.wire import iso_time
 from headgate.store import Store, Thing, script
+from headgate.waiting_room.board import Boards
 from headgate.waiting_room.entries import Entries
 from headgate.waiting_room.memory import QueueMemory
 from headgate.waiting_room.metrics import QueueNumbers
-from headgate.waiting_room.model import Beat, Board, Entry, Reason, Redeemed, Servers, Status
+from headgate.waiting_room.model import EntryArguments, Reason
 from headgate.waiting_room.promotion import Promotion
-from headgate.waiting_room.queues import BOARD, MARKS, Queues
+from headgate.waiting_room.queues import Queues
 from headgate.waiting_room.servers import QueueServers
+from headgate.waiting_room.sessions import QueueSessions
 from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.signing import ProofKeys, PublicKeys, SigningKeys
+from headgate.waiting_room.wire import Beat, Board, Entry, HeartbeatRequest, Redeemed, Servers, Status
 
 SHARED_KEYS = script("headgate.waiting_room", "shared_keys")
 
-BOARD_SECONDS: Final = 1.0
-WAKE_SECONDS: Final = 0.2
-MOST_WOKEN: Final = 10_000
-MOST_BOARDS: Final = 10_000
+SCHEDULE_SECONDS: Final = 0.2
+MOST_SCHEDULED: Final = 10_000
 
 
 class WaitingRoom:
-    """People wait their turn, enter once, and every seat is real."""
+    """The main class: users wait in queues, are promoted in order, and enter seats that servers really have."""
 
     def __init__(
         self,
@@ -49,90 +47,54 @@ class WaitingRoom:
         self._fetching = asyncio.Lock()
         self.queues = Queues(store, memory)
         proofs = ProofKeys(settings.proof_secret, settings.proof_keys)
-        self._line = Entries(store, self.queues, self.signing_keys, proofs, memory, self._wake)
-        self._seats = QueueServers(store, self.queues, memory, self._wake)
+        self._entries = Entries(store, self.queues, self.signing_keys, proofs, memory, self._schedule_visit)
+        self._servers = QueueServers(store, self.queues, self._schedule_visit)
+        self._sessions = QueueSessions(store, self.queues, memory, self._schedule_visit)
         self.promotion = Promotion(store, self.queues, settings)
-        self._boards: dict[Thing, tuple[float, asyncio.Future[Board]]] = {}
-        self._woken: dict[Thing, float] = {}
+        self._boards = Boards(store, self.queues)
+        self._scheduled_at: dict[Thing, float] = {}
         self.numbers = QueueNumbers(self.queues.index, self.queues.figures)
         if metered:
             metrics.before_scrape(self.numbers.refresh)
 
     def now(self) -> float:
-        """Give the store's time in seconds, which everything signed goes by."""
+        """Give the store's time in seconds, by which signed tokens expire."""
         return self._store.now()
 
-    def entry(
-        self,
-        namespace: str,
-        queue: str,
-        nickname: str,
-        *,
-        user_id: str | None = None,
-        proof: str | None = None,
-        place_token: str | None = None,
-        idempotency_key: str | None = None,
-        trusted: bool = False,
-    ) -> Coroutine[Any, Any, Entry]:
-        """Join a queue; `trusted` is a caller who may speak for any account."""
-        return self._line.entry(
-            self.queues.thing(namespace, queue),
-            nickname,
-            user_id=user_id,
-            proof=proof,
-            place_token=place_token,
-            idempotency_key=idempotency_key,
-            trusted=trusted,
-        )
+    def entry(self, namespace: str, queue: str, arguments: EntryArguments) -> Coroutine[Any, Any, Entry]:
+        """Join a queue."""
+        return self._entries.entry(self.queues.thing(namespace, queue), arguments)
 
     def status(
         self, namespace: str, queue: str, user_id: str, place_token: str | None = None, trusted: bool = False
     ) -> Coroutine[Any, Any, Status]:
-        """Say where somebody stands."""
+        """Give a user's status."""
         thing = self.queues.thing(namespace, queue)
-        return self._line.status(thing, user_id, place_token, trusted)
+        return self._entries.status(thing, user_id, place_token, trusted)
 
     def watch(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False
     ) -> AsyncGenerator[Status, None]:
-        """Give each change of somebody's status until there is nothing more to come."""
+        """Yield each change of a user's status until it is final."""
         thing = self.queues.thing(namespace, queue)
-        return self._line.watch(thing, user_id, place_token=place_token, trusted=trusted)
+        return self._entries.watch(thing, user_id, place_token=place_token, trusted=trusted)
 
     async def leave(
         self, namespace: str, queue: str, user_id: str, *, place_token: str | None = None, trusted: bool = False
     ) -> None:
         """Give up a place, or a ticket and its seat."""
         thing = self.queues.thing(namespace, queue)
-        await self._line.leave(thing, user_id, place_token=place_token, trusted=trusted)
+        await self._entries.leave(thing, user_id, place_token=place_token, trusted=trusted)
 
     async def board(self, namespace: str, queue: str) -> Board:
-        """Look at the line as everybody may; at most one look a second goes to the store."""
-        thing = self.queues.thing(namespace, queue)
-        looked, future = self._boards.get(thing, (0.0, None))
-        if future is None or monotonic() - looked >= BOARD_SECONDS:
-            future = self._store.tasks.start(self._look_at_board(thing))
-            future.add_done_callback(partial(self._end_board, thing))
-            self._boards[thing] = (monotonic(), future)
-            if len(self._boards) > MOST_BOARDS:
-                self._boards.pop(next(iter(self._boards)))
-        try:
-            return await asyncio.shield(future)
-        finally:
-            del future  # breaks the reference cycle through the traceback of its error
-
-    def _end_board(self, thing: Thing, future: asyncio.Future[Board]) -> None:
-        """Forget a look that failed at once: anybody may ask for queues that do not exist."""
-        if future.cancelled() or future.exception() is not None:
-            _, known = self._boards.get(thing, (0.0, None))
-            if known is future:
-                del self._boards[thing]
+        """Show the public view of a queue."""
+        return await self._boards.get(self.queues.thing(namespace, queue))
 
     async def redeem(
         self, namespace: str, queue: str, ticket_id: str, session_id: str, instance_id: str | None = None
     ) -> Redeemed:
-        """Spend a ticket for a session, exactly once."""
-        return await self._seats.redeem(self.queues.thing(namespace, queue), ticket_id, session_id, instance_id)
+        """Redeem a ticket for a session, exactly once."""
+        return await self._sessions.redeem(self.queues.thing(namespace, queue), ticket_id, session_id, instance_id)
 
     async def end(
         self,
@@ -143,48 +105,29 @@ class WaitingRoom:
         reason: Reason = Reason.LEFT,
     ) -> None:
         """End a session."""
-        await self._seats.end(self.queues.thing(namespace, queue), session_id, instance_id, reason)
+        await self._sessions.end(self.queues.thing(namespace, queue), session_id, instance_id, reason)
 
     async def renew(self, namespace: str, queue: str, session_id: str) -> tuple[str, float]:
-        """Renew a session that has no server; gives its user and for how many seconds it is good."""
-        return await self._seats.renew(self.queues.thing(namespace, queue), session_id)
+        """Renew a session that has no server; give its user and the seconds until it ends."""
+        return await self._sessions.renew(self.queues.thing(namespace, queue), session_id)
 
-    async def heartbeat(
-        self,
-        namespace: str,
-        queue: str,
-        instance_id: str,
-        *,
-        capacity: int | None,
-        max_capacity: int | None = None,
-        address: str = "",
-        sessions: Sequence[str] | None = None,
-        as_of: int = 0,
-    ) -> Beat:
+    async def heartbeat(self, namespace: str, instance_id: str, request: HeartbeatRequest) -> Beat:
         """Offer a server's seats for one more lease."""
-        return await self._seats.heartbeat(
-            self.queues.thing(namespace, queue),
-            instance_id,
-            capacity=capacity,
-            max_capacity=max_capacity,
-            address=address,
-            sessions=sessions,
-            as_of=as_of,
-        )
+        return await self._servers.heartbeat(self.queues.thing(namespace, request.queue), instance_id, request)
 
     async def remove_server(self, namespace: str, queue: str, instance_id: str, *, drain: bool = False) -> None:
-        """Let a server go, or drain it."""
+        """Remove a server, or drain it."""
         thing = self.queues.thing(namespace, queue)
-        await self._seats.remove_server(thing, instance_id, drain=drain)
+        await self._servers.remove_server(thing, instance_id, drain=drain)
         if not drain:
             await self.promotion.visit(thing)
 
     async def servers(self, namespace: str, queue: str) -> Servers:
         """Show every live server of a queue."""
-        return await self._seats.servers(self.queues.thing(namespace, queue))
+        return await self._servers.servers(self.queues.thing(namespace, queue))
 
     async def signing_keys(self) -> SigningKeys:
-        """Give the keys of the settings, or those that all gateways of this store share."""
+        """Give the keys of the settings, else the keys that all gateways of this store share."""
         if self._keys is None:
             async with self._fetching:
                 if self._keys is None:
@@ -194,44 +137,20 @@ class WaitingRoom:
         return self._keys
 
     async def public_keys(self) -> PublicKeys:
-        """Give what a door needs to check signed tickets."""
+        """Give the public keys that verify signed tickets."""
         return (await self.signing_keys()).public()
 
-    def jobs(self) -> list[Job]:
-        """Give what a worker does for the waiting room."""
-        return [
-            Job("promotion", self.promotion.run),
-            Job("queue numbers", self.numbers.keep),
-        ]
-
-    def _wake(self, thing: Thing) -> None:
-        """A queue that no worker visits has something in it again."""
+    def _schedule_visit(self, thing: Thing) -> None:
+        """Put a queue into the index of due queues, since no worker visits one that was empty."""
         now = monotonic()
-        if now - self._woken.get(thing, 0.0) >= WAKE_SECONDS:
-            if len(self._woken) >= MOST_WOKEN:
-                self._woken.clear()
-            self._woken[thing] = now
-            self._store.tasks.start(self._put(thing))
+        if now - self._scheduled_at.get(thing, 0.0) >= SCHEDULE_SECONDS:
+            if len(self._scheduled_at) >= MOST_SCHEDULED:
+                self._scheduled_at.clear()
+            self._scheduled_at[thing] = now
+            self._store.tasks.start(self._put_in_index(thing))
 
-    async def _put(self, thing: Thing) -> None:
+    async def _put_in_index(self, thing: Thing) -> None:
         try:
             await self.queues.index.put(thing, 0)
         except HeadgateError:
-            self._woken.pop(thing, None)  # the next one who asks tries again
-
-    async def _look_at_board(self, thing: Thing) -> Board:
-        reply = await self.queues.kept(thing, lambda: self._store.run(BOARD, thing, MARKS))
-        epoch, *numbers = cast("list[bytes | int]", reply)
-        generation, serving, waiting, rate, now, _, *marks = cast("list[int]", numbers)
-        self.queues.note(thing, generation, int(cast("bytes", epoch)), serving)
-        at = iso_time(now)
-        return Board(
-            queue=thing.name,
-            epoch=cast("bytes", epoch).decode(),
-            generation=generation,
-            serving=serving,
-            waiting=waiting,
-            rate_per_second=round(rate / 1_000_000, 3),
-            marks=list(zip(marks[::2], marks[1::2], strict=True)),
-            at=at,
-        )
+            self._scheduled_at.pop(thing, None)  # the next call tries again

@@ -23,8 +23,9 @@ from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, StoreUnavailable
 from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
-from headgate.waiting_room.model import DEFAULT_QUEUE, Entry, State, Status
+from headgate.waiting_room.model import DEFAULT_QUEUE, State
 from headgate.waiting_room.problems import QueueUnknown, TicketExpired, TicketInvalid, TicketUsed
+from headgate.waiting_room.wire import Entry, Status
 
 _COLORS: Final = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "bright_green")
 _HELP: Final = "/who counts who is here, /quit leaves, anything else is sent to everybody."

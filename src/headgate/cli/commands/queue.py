@@ -20,8 +20,8 @@ from headgate.cli.options import Json
 from headgate.cli.target import Url, target
 from headgate.kit.problems import HeadgateError, InvalidRequest, VersionConflict
 from headgate.sdk import Headgate
-from headgate.waiting_room import QueueView
 from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.wire import QueueView
 
 EVERY_SECONDS: Final = 1.0
 COLUMNS: Final = (

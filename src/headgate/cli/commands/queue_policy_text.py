@@ -10,8 +10,8 @@ import msgspec
 
 from headgate.gateway.decoding import invalid
 from headgate.kit.problems import InvalidRequest
-from headgate.waiting_room import PolicyChange, QueueView
-from headgate.waiting_room.policy import MANY_SEATS, Policy
+from headgate.waiting_room.policy import MANY_SEATS, Policy, PolicyChange
+from headgate.waiting_room.wire import QueueView
 
 NO_LIMIT: Final = "no limit"
 _LIMITS: Final = frozenset({"capacity", "ratePerSecond", "maxLength"})

@@ -16,8 +16,7 @@ from headgate.registry.model import ServiceSummary
 from headgate.relay.wire import UpstreamStatus
 from headgate.sdk import Headgate
 from headgate.store import Store
-from headgate.waiting_room.model import ServerView
-from headgate.waiting_room.policy import QueueView
+from headgate.waiting_room.wire import QueueView, ServerView
 
 # Services and upstreams are read one by one; a longer list does not fit on a screen anyway.
 MOST = 50

@@ -32,8 +32,9 @@ from headgate.sdk import Headgate
 from headgate.sdk.registration import SeatRegistration
 from headgate.sdk.seats import Offer
 from headgate.store import Store, StoreSettings
-from headgate.waiting_room import PolicyChange, WaitingRoom
+from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
+from headgate.waiting_room.waiting_room import WaitingRoom
 
 SPARE_SECONDS = 5.0
 LOOK_SECONDS = 0.5

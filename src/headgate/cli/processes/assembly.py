@@ -27,6 +27,7 @@ from headgate.config.settings import ConfigSettings
 from headgate.gate.api import mount as gate_mount
 from headgate.gate.api import operations as gate_operations
 from headgate.gate.gate import Gate
+from headgate.gate.jobs import jobs as gate_jobs
 from headgate.gateway.assembly import Keeper, open_gateway
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.settings import GatewaySettings
@@ -51,10 +52,10 @@ from headgate.relay.model import Limit, Upstream
 from headgate.relay.relay import Relay
 from headgate.relay.settings import RelaySettings
 from headgate.store import Index, Store, StoreSettings, open_store
-from headgate.waiting_room import WaitingRoom
 from headgate.waiting_room.admin_api import operations as queue_admin_operations
 from headgate.waiting_room.api import operations as queue_operations
 from headgate.waiting_room.settings import WaitingRoomSettings
+from headgate.waiting_room.waiting_room import WaitingRoom
 
 DEMO_UPSTREAM = "a-server"
 
@@ -132,8 +133,8 @@ async def open_parts(
                     *registry_jobs(registry, prober, alerts),
                     *lock_jobs(locks),
                     *relay_jobs(relay),
-                    *room.jobs(),
-                    *gate.jobs(),
+                    *waiting_room_jobs(room),
+                    *gate_jobs(gate),
                 ]
             )
             return
@@ -148,7 +149,7 @@ async def open_parts(
                 *gate_operations(gate, room),
             ],
             mounts=[gate_mount(gate), relay.mount()],
-            keepers=[presence, live.run, gate.rules.keep, gate.keep, room.numbers.keep, names.keep],
+            keepers=[presence, live.run, gate.rules.run, gate.run, room.numbers.run, names.keep],
             secrets=[secret for _, secret in (await room.signing_keys()).secrets()],
         )
 

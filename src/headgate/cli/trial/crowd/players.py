@@ -14,7 +14,8 @@ import msgspec
 from headgate.cli.trial.crowd.record import Behaviour, CrowdRecord, Promise, Wait
 from headgate.cli.trial.crowd.wire import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.kit.ids import new_uuid
-from headgate.waiting_room.model import Entry, State, Status
+from headgate.waiting_room.model import State
+from headgate.waiting_room.wire import Entry, Status
 
 FRIENDS: Final = 3
 KNOCKS: Final = 5
