@@ -6,8 +6,10 @@
 --- ARGV     1 context   2 most   3 from   4 share
 --- RETURNS  1, or 0 if there is more to do
 --- AGAIN    same answer: what is settled stays so
---@include clock
 --@include service
+--@include state_record
+--@include mass_expiry
+--@include grace_pass
 local meta, states, deadlines, extended, changes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, most, from, share = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 

@@ -7,8 +7,7 @@
 --- RETURNS  the state it is in now; empty if there is no such job
 --- REFUSES  JOB_TAKEN  JOB_SENDING
 --- AGAIN    same answer: the first end stands
---@include line
---@include clock
+--@include upstream
 local meta, policy, jobs, orders, ends, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local deadlines, owners, backlog, begun, line = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local context, id, user, holder, state, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]

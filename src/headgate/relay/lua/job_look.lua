@@ -4,9 +4,7 @@
 --- ARGV     1 context   2 process   3 most
 --- RETURNS  users
 --- AGAIN    same answer: the later time stands
---@include clock
---@include line
---@include backlog
+--@include upstream
 local meta, policy, relays, owners = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, process, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 

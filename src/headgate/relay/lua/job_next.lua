@@ -12,8 +12,8 @@
 --- RETURNS  ms that the first of these jobs must wait at least, how many that nobody holds could go soon or had begun, the
 ---          ids of those that this process holds, …; nothing if all that was left of the upstream is gone
 --- AGAIN    same answer: what this process holds already is named again
---@include clock
---@include line
+--@include upstream
+--@include pool
 --@include room
 --@include backlog
 local SOON_MS = 2000
@@ -30,17 +30,17 @@ if thing.forgotten then
 end
 local limits = add_outgoing(read_rules(rules.rules), rules.outgoing, thing.now)
 local own = open_pool(limits, fly, done, open, state, thing.now, true)
-own.flying = redis.call('ZCOUNT', fly, '(' .. text_of(thing.now), '+inf') -- a lease that has ended holds up nobody
+own.flying = redis.call('ZCOUNT', fly, '(' .. text_of(thing.now), '+inf') -- a lease that has ended delays no one
 local first = redis.call('ZRANGE', backlog, 0, 0, 'WITHSCORES')
 local ahead = first[1] and redis.call('ZCOUNT', line, '-inf', '(' .. first[2]) or 0
-local units = first[1] and tonumber(string.match(first[1], '^%d+')) or 1
+local units = first[1] and unpack_job(first[1]) or 1
 local wait = math.max(thing.hold - thing.now, wait_of(own, ahead + units))
 
 local ids, unheld = {}, false
 local left, held = { [begun] = 0, [backlog] = 0 }, { [begun] = 0, [backlog] = 0 }
 for _, key in ipairs({ begun, backlog }) do
-  for rank, member in ipairs(redis.call('ZRANGE', key, 0, (key == begun and LOOK or HELD) - 1)) do
-    local id = string.match(member, '^%d+:(.*)$')
+  for rank, member in ipairs(redis.call('ZRANGE', key, 0, (key == begun and MOST_AHEAD or HELD) - 1)) do
+    local _, id = unpack_job(member)
     local holder = redis.call('HGET', orders, id .. ':holder')
     local free = not (holder and alive(relays, thing, holder))
     if free and most > 0 then

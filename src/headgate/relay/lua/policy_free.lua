@@ -5,8 +5,7 @@
 --- ARGV     1 context   2 age_ms (for how long the store has surely lost nothing)
 --- RETURNS  1 if it was shortened, else 0
 --- AGAIN    same answer: a hold is shortened once
---@include clock
---@include line
+--@include upstream
 local meta, policy, events = KEYS[1], KEYS[2], KEYS[3]
 local context, age_ms = ARGV[1], tonumber(ARGV[2])
 

@@ -8,8 +8,7 @@
 --- RETURNS  version, 1 if the store knew nothing of it
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: a version counts once
---@include line
---@include clock
+--@include upstream
 --@include outgoing
 local meta, policy, events, users = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local flying, answered, opened, state, turns, heads = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]

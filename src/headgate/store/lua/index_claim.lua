@@ -5,6 +5,7 @@
 --- RETURNS  name, stamp, name, stamp, …
 --- AGAIN    same answer: a claim whose reply was lost lapses by itself
 --@include clock
+--@include keep_time
 local meta, due, stamps = KEYS[1], KEYS[2], KEYS[3]
 local context, most, claim_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 

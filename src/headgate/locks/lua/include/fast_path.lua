@@ -6,13 +6,13 @@
 --@include server_time
 --@include text_of
 
---- Read what meta says of the clock, the lease and the line (lined: 1 whenever anybody stands there, and maybe a while longer).
+--- Read the clock, the lease and the line from meta (lined: 1 whenever there are waiters, and maybe a while longer).
 local function read_lock(meta)
   return redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was',
     'holder', 'fence', 'ends', 'ttl', 'delay', 'free', 'recalled', 'label', 'released', 'lined')
 end
 
---- Give the lock's time and the microseconds for its numbers, or nothing if the clock must look closer. While it holds (a
+--- Give the lock's time and the microseconds for its numbers, or nothing if open_thing must run. While it holds (a
 --- lease that ended may not end), nothing changes for a lock that is free or a lease that lasts. The limits are clock.lua's
 --- STEP_MS and SETTLED_MS.
 local function fast_path_time(saved, context, raw, raw_us)

@@ -109,10 +109,3 @@ local function close_thing(thing, ...)
     'offset', text_of(thing.offset), 'last', text_of(thing.last), 'epoch', thing.epoch,
     'hold', text_of(thing.hold), 'step', text_of(thing.step), ...)
 end
-
---- Keep the time of a visit that changed nothing, if TIME was put back: what has passed since would not count otherwise.
-local function keep_time(thing)
-  if thing.offset > tonumber(thing.saved[3] or 0) then
-    close_thing(thing)
-  end
-end
