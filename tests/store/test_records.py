@@ -50,7 +50,12 @@ async def test_a_token_is_read_as_it_was_written(store: Store, tmp_path: Path, r
     body = "--@include token_record\nreturn pack_token(ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6])"
     record = await write(store, tmp_path, "gateway", body, name, "admin", namespace, digest.hex(), at, creator)
     token = _token("id", record.decode())
-    assert (token.caller.name, token.caller.namespace, token.digest, token.creator) == (name, namespace, digest, creator)
+    assert (token.caller.name, token.caller.namespace, token.digest, token.creator) == (
+        name,
+        namespace,
+        digest,
+        creator,
+    )
     assert token.created_at == datetime.fromtimestamp(at / 1000, UTC)
 
 

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
---- Remove what is left of a lock that nobody has used for a while.
+--- Remove the keys of a lock that was not used for a while.
 --- KEYS     group lock
 --- ARGV     1 context   2 keep_ms
 --- RETURNS  0 if nothing is left, else ms until it is worth looking again
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include clock
 --@include lease
 --@include lock_keys

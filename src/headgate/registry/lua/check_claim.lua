@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Take the health checks that are due in a service; nobody else makes them until the claim lapses.
+--- Claim the health checks that are due in a service; no other process makes them until the claim lapses.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 states (hash id -> words)   4 checks (hash id -> json)
 ---          5 due (zset id -> ms)
 --- ARGV     1 context   2 most   3 spare_ms (beyond a check's own time limit)

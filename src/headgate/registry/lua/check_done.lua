@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
---- Note what health checks found; enough in a row turn an instance healthy or unhealthy, and that is told.
+--- Record results of health checks; enough equal ones in a row turn an instance healthy or unhealthy, which is
+--- published.
 --- KEYS     group service   14 lost (zset id -> ms, instances that died lately)
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4.. id, registration, passed, rise, fall,
 ---          remove_after_ms (0: never), next_ms

@@ -1,10 +1,10 @@
 #!lua flags=no-writes
---- Give a service's instances at one moment; with filters, only those that pass them all.
+--- Read a service's instances at one moment; with filters, only those that pass them all.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 checks (hash id -> json)   9 extended (zset id -> ms, deadlines before an outage)
 --- ARGV     1 context   2 from   3 share   4 healthy (or empty)   5 known (shape)   6 known_figures
----          7 anyway (1: nobody else can settle it; then nobody is hidden)   8.. part, key, operator, words, number
+---          7 anyway (1: the caller cannot settle it; then no instance is hidden)   8.. part, key, operator, words, number
 --- RETURNS  state (new, same, or unsettled: the script settle comes first), epoch, revision, now, held, late,
 ---          protection, protected_until, shape, figures, then flat lists: deadlines, extended, metrics, records,
 ---          metadata, states, overrides, checks; without filters, metrics are left out if they are the known ones, and

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Renew instances' leases, with what each brings: nothing, metrics, metadata, a word on its health.
+--- Renew instances' leases, and store the metrics, metadata and health that each brings, if any.
 --- KEYS     group service
 --- ARGV     1 context   2 history   3.. id, registration, metrics, metadata,
 ---          healthy (each but the id may be empty)

@@ -1,5 +1,5 @@
 #!lua
---- Register instances whole, or renew them whole; one that says what is known already makes no revision.
+--- Register or renew instances with all their fields; one that changes nothing makes no revision.
 --- KEYS     group service
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most (instances)   5 from
 ---          6 share   7.. id, mode (register or renew), registration (or empty; the number it had), nonce,

@@ -5,7 +5,7 @@
 ---          6 nonce (or empty; of a registration whose number is not known)   7 reason   8 evict_ms (0: no tombstone)
 --- RETURNS  revision, 1 if it was there
 --- REFUSES  SUPERSEDED
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include service
 --@include state_record
 --@include remove_instance

@@ -5,7 +5,7 @@
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most   5 from   6 share   7 history_ms
 --- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change
 ---          (removed, put, or back: it died lately and is here again)
---- AGAIN    same answer: what is gone stays gone; of changes only those that were not told
+--- AGAIN    same answer: removed instances stay removed; of changes only those that were not reported
 --@include service
 --@include state_record
 --@include mass_expiry

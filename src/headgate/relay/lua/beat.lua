@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
---- Record the heartbeat of a process with waiters or permits; gives the epoch and the policy's version. A process that had an
---- answer under another epoch says how long ago: until that answer is out of the window, nothing is granted.
+--- Record the heartbeat of a process with waiters or permits; gives the epoch and the policy's version. A process that
+--- had an answer under another epoch says how long ago: until that answer is out of the window, nothing is granted.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
 --- ARGV     1 context   2 process (empty: it has neither)   3 epoch (that it last knew)
 ---          4 answered_ms (since its last answer; empty: none)

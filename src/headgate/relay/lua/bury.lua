@@ -3,7 +3,7 @@
 --- KEYS     group user   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 process   4 cursor (0: from the beginning)   5 lease_ms
 --- RETURNS  the next cursor; 0: none of them is left, or the process is alive again
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include pools
 --@include line
 --@include turns

@@ -3,7 +3,7 @@
 --- KEYS     group user   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 waiter   4 lease_ms
 --- RETURNS  1 if it stood in line or had a permit, else 0
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include pools
 --@include line
 --@include turns

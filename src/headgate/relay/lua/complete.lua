@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Tell how the request of a permit went; from then on its units cool, or are free again.
+--- Report how the request of a permit ended; from then on its units cool, or are free again.
 --- KEYS     group user   18 backlog/<user> (zset)
 --- ARGV     1 context   2 user   3 waiter   4 outcome (unsent, answered, ended, lost, refused)
 ---          5 age_ms (since the answer began)   6 late_ms (how long a request without an answer may be on its way)
@@ -29,7 +29,7 @@ local function settle(pool)
       pool.flying = pool.flying - redis.call('ZREM', pool.fly, unit)
       redis.call('ZREM', pool.open, unit)
     elseif outcome == 'lost' then
-      -- Perhaps it arrives yet: in flight until then, and answered at that moment.
+      -- It may still arrive: it is in flight until late_ms, and answered at that moment.
       if redis.call('ZSCORE', pool.fly, unit) or not redis.call('ZSCORE', pool.done, unit) then
         redis.call('ZADD', pool.fly, text_of(thing.now + late_ms), unit)
       end
@@ -46,7 +46,7 @@ local function settle(pool)
   tidy_pool(pool, thing, lease_ms)
 end
 
--- How long answers take is remembered while somebody waits, so that they can be told when their turn will come.
+-- The time of answers is kept while there are waiters, to estimate when their turn will come.
 local lease = outcome ~= 'unsent' and outcome ~= 'lost' and redis.call('ZSCORE', keys.fly, waiter .. '/1')
 if lease and redis.call('EXISTS', keys.line, keys.backlog) > 0 then
   local trip = math.min(lease_ms, math.max(0, thing.now - tonumber(lease) + lease_ms))

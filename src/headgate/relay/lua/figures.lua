@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 --- Read the figures of one user: the line, units in flight, units that cool, and one waiter's position.
 --- KEYS     group user   18 backlog/<user> (zset units:id -> place)   19 owners (zset user -> ms)
---- ARGV     1 context   2 user   3 place (0: nobody's)   4 units (that the one at this place wants)
+--- ARGV     1 context   2 user   3 place (0: none)   4 units (that the one at this place wants)
 --- RETURNS  waiting, flying, cooling, room, ms of pause or hold, position of that place, ms it will wait, waiting jobs
 --@include pools
 --@include room
@@ -46,8 +46,9 @@ if place > 0 then
 end
 local wait = math.max(thing.hold - thing.now, likely_wait(own, before + units))
 if not shared.none then
-  -- One unit for each user whose turn comes before, and a whole round for each unit that the same user wants before. One who
-  -- does not stand in the round comes after those who do, and after those whose jobs became due before and are not held.
+  -- One unit for each user whose turn comes before, and a whole round for each unit that the same user wants before.
+  -- One who does not stand in the round comes after those who do, and after those whose jobs became due before and are
+  -- not held.
   local users, turn = redis.call('ZCARD', keys.turns), redis.call('ZRANK', keys.turns, user)
   if not turn then
     local due = redis.call('ZCOUNT', keys.owners, '-inf', text_of(thing.now))

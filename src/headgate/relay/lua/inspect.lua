@@ -1,6 +1,6 @@
 #!lua flags=no-writes
---- Find contradictions in one part of an upstream, some members at a time, without changing anything. The members of one
---- step are compared with the rest of the upstream as it is at that moment.
+--- Find contradictions in one part of an upstream, some members at a time, without changing anything. The members of
+--- one step are compared with the rest of the upstream as it is at that moment.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 users (zset user -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 flying (zset unit -> lease)   7 answered (zset unit -> ms)
 ---          8 opened (zset unit -> lease)   9 state (hash)   10 jobs (stream of all that have not ended)

@@ -63,9 +63,9 @@ local ahead = redis.call('ZCOUNT', done, '(' .. text_of(thing.now), '+inf')
 check(ahead == 0, ahead .. ' permits were answered in the future')
 members = members + redis.call('ZCARD', fly) + redis.call('ZCARD', done)
 
--- What a user has in flight counts among what all of them share. It may not where the limit came later (then it is paused
--- for so long), after a step of the clock, which prolongs leases one after the other, and when a request was lost after
--- its lease; the lease of such a one ends within late_ms.
+-- What a user has in flight counts among what all of them share. It may not where the limit came later (then it is
+-- paused for so long), after a step of the clock, which prolongs leases one after the other, and when a request was
+-- lost after its lease; the lease of such a one ends within late_ms.
 local shared = #read_rules(redis.call('HGET', policy, 'shared')) > 0
   and tonumber(redis.call('HGET', state, 'pause') or 0) <= thing.now and thing.raw - thing.step > 2 * longest_ms
 local surely = '(' .. text_of(thing.now + late_ms)

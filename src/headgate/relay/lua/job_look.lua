@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Say that a runner is alive, and hear which users have jobs to be looked at, the longest overdue first.
+--- Record the heartbeat of a runner, and list the users whose jobs are due, the longest overdue first.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 owners (zset user -> ms)
 --- ARGV     1 context   2 process   3 most
 --- RETURNS  users

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
---- Become the holder of a user's next jobs: the first few, and those that had begun, whose holder is nobody or dead.
+--- Become the holder of a user's next jobs: the first few, and those that had begun and have no live holder.
 ---
---- A runner without room hears how many more could go soon, so that it is worth giving back others for them; such a user
---- stays due until one of them is taken. One whose turn is far off and of whom nothing could be taken is due again shortly
---- before that turn. Looks for no reason are so far apart that all users together cost one every LOOK_APART_MS.
+--- A runner without room hears how many more could go soon, so that it is worth giving back others for them; such a
+--- user stays due until one of them is taken. One whose turn is far off and of whom nothing could be taken is due again
+--- shortly before that turn. Looks for no reason are so far apart that all users together cost one every LOOK_APART_MS.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 orders (hash)
 ---          5 owners (zset user -> ms)   6 backlog/<user> (zset units:id -> place)   7 begun/<user> (zset units:id -> place)
 ---          8 line/<user> (zset waiter -> place)   9 fly/<user> (zset unit -> lease)   10 done/<user> (zset unit -> ms)
 ---          11 open/<user> (zset unit -> lease)   12 user/<user> (hash)
 --- ARGV     1 context   2 user   3 process   4 most   5 again_ms (when to look at this user again)
---- RETURNS  ms that the first of these jobs must wait at least, how many that nobody holds could go soon or had begun, the
+--- RETURNS  ms that the first of these jobs must wait at least, how many without a holder could go soon or had begun, the
 ---          ids of those that this process holds, …; nothing if all that was left of the upstream is gone
 --- AGAIN    same answer: what this process holds already is named again
 --@include upstream

@@ -1,5 +1,5 @@
 #!lua
---- Accept a job: its place in its user's line is fixed now, and it is in the user's backlog for whoever sends it.
+--- Accept a job: fix its place in its user's line, and add it to the user's backlog, from which a runner sends it.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 jobs (stream of all that have not ended)   4 orders (hash)
 ---          5 events (channel)   6 line/<user> (zset waiter -> place)   7 backlog/<user> (zset units:id -> place)
 ---          8 owners (zset user -> ms)   9 deadlines (zset id -> ms)   10 users (zset user -> ms)

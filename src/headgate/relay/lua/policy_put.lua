@@ -60,7 +60,8 @@ local shared, shares = #read_rules(saved.shared) > 0, #read_rules(redis.call('HG
 if not shares then
   redis.call('UNLINK', flying, answered, opened, state, turns, heads)
 elseif not shared and redis.call('EXISTS', users) == 1 then
-  -- Nobody counted together what the users sent one by one: that counts as a full window after the last of it has arrived.
+  -- Nobody counted together what the users sent one by one: that counts as a full window after the last of it has
+  -- arrived.
   redis.call('HSET', state, 'pause', text_of(leased_until + hold_ms))
 end
 if saved.version then

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Look after one user: end what has ended, and leave no key of one who is idle.
+--- Clean up one user: end leases and waits that are over, and delete the keys of an idle user.
 --- KEYS     group user   18 crowd (hash process user -> waiters)   19 backlog/<user> (zset units:id -> place)
 ---          20 begun/<user> (zset units:id -> place)
 --- ARGV     1 context   2 user   3 lease_ms

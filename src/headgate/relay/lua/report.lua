@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
---- Say again which permits one holds, not yet sent to not yet ended: after a lost history they count as in flight.
+--- Report again the permits that a process holds, from unsent to not yet ended: after a loss of data they count as in
+--- flight.
 --- KEYS     group user
 --- ARGV     1 context   2 user   3 lease_ms   4.. waiter
 --- RETURNS  how many units were not known any more

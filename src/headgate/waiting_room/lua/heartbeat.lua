@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
---- Renew servers' leases and store their capacity and address. A report of sessions is the truth up to its as_of: sessions
---- that it lacks have ended, and those that we do not know are inside. A session that it lacks and never had was a redeem
---- whose answer was lost: its ticket is valid again. Until it reports, an unknown server offers no seat. A report that changes
---- more than `most` sessions is applied in part, and requested again.
+--- Renew servers' leases and store their capacity and address. A report of sessions is the truth up to its as_of:
+--- sessions that it lacks have ended, and those that we do not know are inside. A session that it lacks and never had
+--- was a redeem whose answer was lost: its ticket is valid again. Until it reports, an unknown server offers no seat. A
+--- report that changes more than `most` sessions is applied in part, and requested again.
 --- KEYS     group queue
 --- ARGV     1 context   2 lease_ms   3 most (sessions that a report may change)
 ---          4.. server, capacity, most, address, as_of, reporting, report (ids, spaces between)
@@ -23,8 +23,8 @@ end
 
 local changed = {}
 
---- Undo a redeem whose answer never reached the server: its ticket holds the seat again, for as long as a new one. A ticket
---- of an earlier epoch stays void, and its owner gets another with the next status.
+--- Undo a redeem whose answer never reached the server: its ticket holds the seat again, for as long as a new one. A
+--- ticket of an earlier epoch stays void, and its owner gets another with the next status.
 local function return_ticket(session)
   local user = remove_session(queue, session)
   if not user then

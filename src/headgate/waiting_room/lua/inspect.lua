@@ -1,6 +1,6 @@
 #!lua flags=no-writes
---- Find contradictions in one part of a queue, some members at a time, without changing anything. The members of one step
---- are compared with the rest of the queue as it is at that moment.
+--- Find contradictions in one part of a queue, some members at a time, without changing anything. The members of one
+--- step are compared with the rest of the queue as it is at that moment.
 --- KEYS     group queue
 --- ARGV     1 part (one of these names, or sums)   2 cursor (0 at first)   3 count
 --- RETURNS  cursor (0: the end), members looked at, then what was found, …

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 --- Pause, resume, drain, admit by hand, reset or delete a queue, as an operator asks; the audit keeps
 --- each action.
---- KEYS     group queue   17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)   21 revoked (zset)
+--- KEYS     group queue   17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)
+---          21 revoked (zset)
 --- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number
 ---          7 tombstone_ms
 --- RETURNS  the version now
@@ -46,8 +47,8 @@ elseif action == 'drain' then
 elseif action == 'admit' then
   redis.call('HINCRBY', meta, 'grants', number)
 elseif action == 'reset' then
-  -- Players on servers stay, and their servers go on reporting them; all others must enter again. Seats without an owner
-  -- are cleared by the next steps of promotion, and count as taken until then.
+  -- Players on servers stay, and their servers go on reporting them; all others must enter again. Seats without an
+  -- owner are cleared by the next steps of promotion, and count as taken until then.
   redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
   redis.call('HSET', meta, 'clearing', '', 'reset_at', text_of(queue.now))
   redis.call('HDEL', meta, 'grants', 'recalled', 'turnover', 'forecast', 'flow_age', 'flow_at', 'recent')

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
---- Make one step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for each.
+--- Make one step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for
+--- each.
 --- KEYS     group queue   17 history (stream)
 --- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4 seed (of new ticket ids)
 --- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,
@@ -108,7 +109,8 @@ local first = due_in < 0 and redis.call('ZRANGE', finished, 0, 0, 'WITHSCORES') 
 if first[2] then
   due_in = math.max(1000, tonumber(first[2]) - queue.now)
 end
--- A request that comes later than this wakes the workers: the index of due queues, in another slot, may have lost this one.
+-- A request that comes later than this wakes the workers: the index of due queues, in another slot, may have lost this
+-- one.
 redis.call('HSET', meta, 'visit_by', busy > 0 and text_of(queue.now + due_in + VISIT_LATE_MS) or '0')
 close_queue(queue)
 if #queue.changed > 0 then

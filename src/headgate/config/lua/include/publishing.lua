@@ -47,7 +47,7 @@ local function publish(keys, context, limits, nonce, common, drafts)
     new = new + (known and 0 or 1)
     growth = growth + (kind == 'put' and #fields or 0) - redis.call('HSTRLEN', values, key)
   end
-  -- A namespace is read whole by those who watch it.
+  -- Watchers read a namespace as a whole, so its size is limited.
   local size = tonumber(redis.call('HGET', meta, 'size') or 0)
   if growth > 0 and size + growth > limits.namespace_bytes then
     return {'full', 'bytes'}
@@ -59,7 +59,7 @@ local function publish(keys, context, limits, nonce, common, drafts)
   local floor = redis.call('HGET', meta, 'floor') or '0'
   local unborn = pack_versions(tonumber(floor), tonumber(floor) + 1, 0)
 
-  local reply, told = {'published', '0'}, {}
+  local reply, entries = {'published', '0'}, {}
   for i = FIRST_DRAFT, #drafts, 4 do
     local key, kind, fields = drafts[i], drafts[i + 2], drafts[i + 3]
     local last, first, count = read_versions(versions, key, unborn)
@@ -96,14 +96,14 @@ local function publish(keys, context, limits, nonce, common, drafts)
       redis.call('HDEL', values, key)
       redis.call('ZADD', deleted, text_of(thing.now), key)
     end
-    told[#told + 1] = entry
+    entries[#entries + 1] = entry
     reply[#reply + 1] = key
     reply[#reply + 1] = text_of(version)
   end
-  local all_told = '[' .. table.concat(told, ',') .. ']'
-  reply[2] = text_of(change(thing, changes, limits.history, 'publish', '', all_told))
+  local all_entries = '[' .. table.concat(entries, ',') .. ']'
+  reply[2] = text_of(change(thing, changes, limits.history, 'publish', '', all_entries))
   -- Contents are large: the history of changes is bounded by what it weighs too.
-  local weight = tonumber(redis.call('HGET', meta, 'weight') or 0) + #all_told
+  local weight = tonumber(redis.call('HGET', meta, 'weight') or 0) + #all_entries
   if weight > limits.history_bytes then
     redis.call('XTRIM', changes, 'MAXLEN', math.ceil(redis.call('XLEN', changes) / 2))
     weight = math.floor(weight / 2)

@@ -1,6 +1,7 @@
---- A key's record in `versions`: `last first count`, its newest version, the oldest that may be kept, and how many are kept.
+--- A key's record in `versions`: `last first count`, its newest version, the oldest that may be kept, and how many are
+--- kept.
 ---
---- After a possible loss of data, LOST_VERSIONS numbers are skipped, because somebody may have seen them.
+--- After a possible loss of data, LOST_VERSIONS numbers are skipped, because readers may have seen them.
 --@include text_of
 local LOST_VERSIONS = 100
 

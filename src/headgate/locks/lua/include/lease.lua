@@ -1,11 +1,12 @@
 --- The lease of a lock on its steady clock: the holder, until when, and from when on the next may take it.
 ---
---- A lease that has ended is hidden at once, wherever it is read; the holder's name stays in meta until somebody else
+--- A lease that has ended is hidden at once, wherever it is read; the holder's name stays in meta until another
 --- takes the lock. While the clock is in doubt (holding), no lease ends.
 ---
---- A new lock's fences begin a minute ahead of the clock, where those of a lock that may have lost writes go on. A lock that then
---- loses its whole record begins above them again, since it gave less than one a microsecond meanwhile. Where the last fence is
---- ahead of the clock already, what was lost is a few that grew by count, and MOST_LOST above it is enough.
+--- A new lock's fences begin a minute ahead of the clock, where those of a lock that may have lost writes go on. A lock
+--- that then loses its whole record begins above them again, since it gave less than one a microsecond meanwhile. Where
+--- the last fence is ahead of the clock already, only a few fences that grew by one each were lost, and MOST_LOST above
+--- it is enough.
 --@include fast_path
 --@include clock
 local AHEAD_US = 60000000

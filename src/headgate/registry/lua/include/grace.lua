@@ -1,16 +1,16 @@
 --- Gives every instance one lease of its own after an outage, counted from the return of the store.
 ---
---- The first caller notices the return: by a new replication id or a stepped clock, because the store gave it no answer or
---- took no writes for SHORTEST_OUTAGE_MS or more, or because no worker has visited for AWAY_MS (then heartbeats may have been
---- impossible; once for each such absence). A pass over the service (grace_pass.lua), in bounded steps, then moves each
---- deadline to one lease after the return; until it is complete, no instance is dead. `extended` keeps the deadline of the
---- last heartbeat until the next one. An instance that was seen dead before stays dead: `hidden` is the last time at which
---- late instances were taken for dead.
+--- The first caller notices the return: by a new replication id or a stepped clock, because the store gave it no answer
+--- or took no writes for SHORTEST_OUTAGE_MS or more, or because no worker has visited for AWAY_MS (then heartbeats may
+--- have been impossible; once for each such absence). A pass over the service (grace_pass.lua), in bounded steps, then
+--- moves each deadline to one lease after the return; until it is complete, no instance is dead. `extended` keeps the
+--- deadline of the last heartbeat until the next one. An instance that was seen dead before stays dead: `hidden` is the
+--- last time at which late instances were taken for dead.
 ---
---- A caller's report of an outage counts only if no visit of the service is known to be within it: `run` is the time at which
---- the latest visits without a pause of PAUSE_MS began, `refuted` the visit that refuted a report. Each moment counts once,
---- and an instance without a heartbeat since the return before gets no second lease, only as much time as the outage took. So
---- a caller with a bad connection cannot keep dead instances.
+--- A caller's report of an outage counts only if no visit of the service is known to be within it: `run` is the time at
+--- which the latest visits without a pause of PAUSE_MS began, `refuted` the visit that refuted a report. Each moment
+--- counts once, and an instance without a heartbeat since the return before gets no second lease, only as much time as
+--- the outage took. So a caller with a bad connection cannot keep dead instances.
 local AWAY_MS = 6000
 local SHORTEST_OUTAGE_MS = 1000
 local PAUSE_MS = 500

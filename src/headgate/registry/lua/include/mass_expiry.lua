@@ -5,7 +5,8 @@ local function mass_late(thing, deadlines, from, share)
   if thing.protection == 'off' or total < from then
     return false
   end
-  -- An instance with a third of the lease left has missed a heartbeat: deaths at one moment are noticed before the first expires.
+  -- An instance with a third of the lease left has missed a heartbeat: deaths at one moment are noticed before the
+  -- first expires.
   return redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now + thing.least / 3)) > total * share
 end
 

@@ -1,5 +1,5 @@
---- An operator's record in `overrides`: `enabled weight drain evicted_until`, as `registry/views.py` reads it, with - for
---- a field that the operator leaves to the instance.
+--- An operator's record in `overrides`: `enabled weight drain evicted_until`, as `registry/views.py` reads it, with -
+--- for a field that the operator leaves to the instance.
 --@include text_of
 local NO_OVERRIDE = '- - - 0'
 

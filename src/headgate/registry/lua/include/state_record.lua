@@ -1,5 +1,5 @@
---- An instance's record in `states`: `registration ttl ephemeral reported checked lapsed nonce`, as `registry/views.py` reads it.
---- The last heartbeat is the deadline less the ttl.
+--- An instance's record in `states`: `registration ttl ephemeral reported checked lapsed nonce`, as `registry/views.py`
+--- reads it. The last heartbeat is the deadline less the ttl.
 --@include text_of
 local function read_state(text)
   if not text then

@@ -1,12 +1,13 @@
---- Grants a permit, or adds the waiter to its user's line and says when to ask again. `acquire` does it for all waiters;
---- `acquire_again` for those who have a place already, while the store is out of memory.
+--- Grants a permit, or adds the waiter to its user's line and says when to ask again. `acquire` does it for all
+--- waiters; `acquire_again` for those who have a place already, while the store is out of memory.
 --@include pools
 --@include turns
 --@include call
 --@include backlog
 --@include line
 
---- Count the units wanted by waiters ahead in the line; those of dead processes leave it. Gives false if there are too many.
+--- Count the units wanted by waiters ahead in the line; those of dead processes leave it. Gives false if there are too
+--- many.
 local function units_ahead(keys, thing, waiter)
   local rank = redis.call('ZRANK', keys.line, waiter)
   if not rank or rank >= MOST_AHEAD then

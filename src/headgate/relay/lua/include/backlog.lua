@@ -16,8 +16,8 @@ local function make_due(owners, user, now)
   redis.call('ZADD', owners, 'LT', text_of(now), user)
 end
 
---- Count the jobs before a place (nil: all) that do not stand in the line yet, and their units; of many, the mean of the
---- first ones is taken for the others.
+--- Count the jobs before a place (nil: all) that do not stand in the line yet, and their units; of many, the mean of
+--- the first ones is taken for the others.
 local function jobs_before(backlog, line, place)
   local before = place and redis.call('ZCOUNT', backlog, '-inf', '(' .. text_of(place)) or redis.call('ZCARD', backlog)
   if before == 0 then

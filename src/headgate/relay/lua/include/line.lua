@@ -1,7 +1,8 @@
 --- A user's line at an upstream.
 ---
---- Waiters of dead processes are passed over at once, and the next sweep takes them out of their lines. `crowd` counts the
---- waiters of each process by user, so that they are found. A process that comes back shows their places, and they join again.
+--- Waiters of dead processes are passed over at once, and the next sweep takes them out of their lines. `crowd` counts
+--- the waiters of each process by user, so that they are found. A process that comes back shows their places, and they
+--- join again.
 --@include upstream
 --@include crowd_record
 

@@ -1,5 +1,5 @@
---- Keeps windows of limits that were replaced in force beside the new limits for one window: only they count the requests
---- that were sent under them together with those of now. A limit that was raised ends at once.
+--- Keeps windows of limits that were replaced in force beside the new limits for one window: only they count the
+--- requests that were sent under them together with those of now. A limit that was raised ends at once.
 --@include rules_record
 local MOST_OUTGOING = 8
 

@@ -70,8 +70,8 @@ local function answer_unit(pool, unit, moment)
   end
 end
 
---- Remove old responses, and count units whose lease has ended as answered at that moment; not while the clock is in doubt.
---- After a step of the clock, leases begin anew. `every` also removes the units of a limit of another kind.
+--- Remove old responses, and count units whose lease has ended as answered at that moment; not while the clock is in
+--- doubt. After a step of the clock, leases begin anew. `every` also removes the units of a limit of another kind.
 local function tidy_pool(pool, thing, lease_ms, every)
   if pool.none then
     return

@@ -1,8 +1,8 @@
 --- An upstream as scripts see it: its policy, its clock, and which relay processes are alive.
 ---
---- A process sends a heartbeat every second. One without a heartbeat for SILENT_MS counts as dead. If no process at all sent
---- one for GAP_MS, it was the store that was away, and every process has SILENT_MS anew; so SILENT_MS must be longer than
---- GAP_MS and the time between two heartbeats together.
+--- A process sends a heartbeat every second. One without a heartbeat for SILENT_MS counts as dead. If no process at all
+--- sent one for GAP_MS, it was the store that was away, and every process has SILENT_MS anew; so SILENT_MS must be
+--- longer than GAP_MS and the time between two heartbeats together.
 --@include clock
 --@include hint
 --@include waiter_record
@@ -25,9 +25,9 @@ local function read_policy(policy, user)
     outgoing = outgoing, outgoing_shared = found[8] }
 end
 
---- Open an upstream's clock. History that may be lost counts as a full window, and the hold is long enough for every process
---- to report its permits again. Every script that writes meta opens it here, because the first that notices a loss sets the
---- hold. `forgotten`: the upstream was taken out of service, and all its keys are gone.
+--- Open an upstream's clock. History that may be lost counts as a full window, and the hold is long enough for every
+--- process to report its permits again. Every script that writes meta opens it here, because the first that notices a
+--- loss sets the hold. `forgotten`: the upstream was taken out of service, and all its keys are gone.
 local function open_upstream(meta, policy, context)
   local saved = redis.call('HMGET', meta, 'replid', 'raw', 'offset', 'last', 'epoch', 'hold', 'step', 'was', 'revived')
   local thing = open_thing(meta, context, math.max(policy.hold, LOST_MS), saved)

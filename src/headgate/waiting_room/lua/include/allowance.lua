@@ -1,16 +1,18 @@
---- Computes how many users may be called now, apart from free seats: by tick, rate, pause and opening time, and by hand.
+--- Computes how many users may be called now, apart from free seats: by tick, rate, pause and opening time, and by
+--- hand.
 --@include queue
 
 local VISIT_EVERY_MS, VISIT_SOONEST_MS, LATE_MS = 1000, 100, 250
 
---- Give the tokens that may be kept beyond the burst. While users wait for the rate and nothing else (`limited`), the tokens
---- of a late visit and the fraction of a call are kept, so that in the long run users come in at the rate. It is never as much
---- as the burst itself, and nothing is kept through a pause or while users wait for seats.
+--- Give the tokens that may be kept beyond the burst. While users wait for the rate and nothing else (`limited`), the
+--- tokens of a late visit and the fraction of a call are kept, so that in the long run users come in at the rate. It is
+--- never as much as the burst itself, and nothing is kept through a pause or while users wait for seats.
 local function spare_tokens(queue, limited)
   return limited and math.min(queue.burst - 0.001, math.max(0.999, queue.rate * LATE_MS / 1000)) or 0
 end
 
---- Gives the number allowed by the policy, the number granted by hand beyond it, and a function that takes what was used.
+--- Gives the number allowed by the policy, the number granted by hand beyond it, and a function that takes what was
+--- used.
 local function allowance(queue)
   local meta = queue.keys.meta
   local saved = redis.call('HMGET', meta, 'tick', 'tick_used', 'tokens', 'tokens_at', 'grants', 'hungry')
@@ -47,8 +49,8 @@ local function allowance(queue)
   return allowed, grants, take
 end
 
---- Give the milliseconds until the next visit: at the next tick; once a second, so that queue time keeps up with real time;
---- and while users wait for the rate, as often as a burst is full.
+--- Give the milliseconds until the next visit: at the next tick; once a second, so that queue time keeps up with real
+--- time; and while users wait for the rate, as often as a burst is full.
 local function until_next_visit(queue)
   local next_tick = queue.tick_ms - (queue.now + tonumber(queue.epoch)) % queue.tick_ms
   local full = queue.rate_limited and math.max(VISIT_SOONEST_MS, math.floor(queue.burst * 1000 / queue.rate))

@@ -1,8 +1,8 @@
 --- The replies of `entry` and `status`, as `waiting_room/statuses.py` decodes them.
 ---
---- ANSWER_FORM, for each user: state, account, place, rank. A user who was called has HELD_FORM behind it: milliseconds left,
---- ticket, server, address. COMMON_FORM, once for all users: generation, seconds since there is a line, switches (1 wake the
---- workers, 2 calls suspended), grace_ms, serving, epoch; the forecast (forecast_record.lua) follows.
+--- ANSWER_FORM, for each user: state, account, place, rank. A user who was called has HELD_FORM behind it: milliseconds
+--- left, ticket, server, address. COMMON_FORM, once for all users: generation, seconds since there is a line, switches
+--- (1 wake the workers, 2 calls suspended), grace_ms, serving, epoch; the forecast (forecast_record.lua) follows.
 --@include forecast_record
 local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddBddd', '<dBc0Bc0Hc0'
 

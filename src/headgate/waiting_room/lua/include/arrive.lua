@@ -5,9 +5,9 @@
 --@include note_served
 local LOST_MS = 3600000
 
---- Read what a caller can show: nothing, or `p` (proven) and further letters: a (an account), c (called, and not known to have
---- entered), e (enters: a full store takes entries of users it knows as requests for their status). The place, the generation
---- and the nickname of a place token may follow.
+--- Read what a caller can show: nothing, or `p` (proven) and further letters: a (an account), c (called, and not known
+--- to have entered), e (enters: a full store takes entries of users it knows as requests for their status). The place,
+--- the generation and the nickname of a place token may follow.
 local function read_claim(claim)
   if claim == '' then
     return false, 0
@@ -113,8 +113,8 @@ local function come_back(queue, user, new_ticket)
   hint(queue.keys.events, 'changed +' .. user.id)
 end
 
---- Note that a known user asked, end a ticket that ran out, and replace one that became void. A ticket that its owner has
---- not seen yet cannot run out while its seat is held, because the owner is here now.
+--- Note that a known user asked, end a ticket that ran out, and replace one that became void. A ticket that its owner
+--- has not seen yet cannot run out while its seat is held, because the owner is here now.
 local function touch(queue, user, new_ticket)
   if user.state == 'P' then
     local deadline = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0)

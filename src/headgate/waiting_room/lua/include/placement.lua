@@ -15,8 +15,8 @@ local function open_servers(queue, room)
   return found
 end
 
---- Make a function that gives the next server with a free seat, or nil: the emptiest first, level by level, or, if `packed`,
---- the fullest first.
+--- Make a function that gives the next server with a free seat, or nil: the emptiest first, level by level, or, if
+--- `packed`, the fullest first.
 local function picker(servers, packed)
   table.sort(servers, function(one, other)
     if one.free ~= other.free then

@@ -1,8 +1,8 @@
 --- A queue as scripts see it: the thing's clock, its policy, and queue time.
 ---
---- Deadlines are in queue time, which advances by at most two seconds a visit. A queue that is not empty is visited every
---- second, so queue time is real time as a rule. Through an outage of the store or of all workers it stands still, so that
---- no user is abandoned and no server is cleared for an absence that the outage caused.
+--- Deadlines are in queue time, which advances by at most two seconds a visit. A queue that is not empty is visited
+--- every second, so queue time is real time as a rule. Through an outage of the store or of all workers it stands
+--- still, so that no user is abandoned and no server is cleared for an absence that the outage caused.
 --@include clock
 --@include emit
 --@include hint
@@ -10,8 +10,8 @@ local VISIT_MS = 2000
 local UNWRITTEN_MS = 250
 local EVENTS_KEPT = 10000
 local FLOW_MS = 60000
---- The time without calls after some data may have been lost, and after all of it was: users whose place was lost come back
---- with a place token first.
+--- The time without calls after some data may have been lost, and after all of it was: users whose place was lost come
+--- back with a place token first.
 local RETURN_MS, RETURN_ALL_MS = 3000, 10000
 
 --- Read the rest of the policy when a field of it is first used: a request of a user who waits needs none of it.
@@ -62,8 +62,8 @@ local function open_queue(keys, context)
   return setmetatable(queue, POLICY_LATER)
 end
 
---- Give the refusal for a queue that does not exist, or nil. One that no operator deleted was lost, and the processes that
---- remember it write it back.
+--- Give the refusal for a queue that does not exist, or nil. One that no operator deleted was lost, and the processes
+--- that remember it write it back.
 local function missing_queue(queue)
   if queue.version then
     return nil
@@ -84,7 +84,8 @@ local function count(queue, name, more)
   queue.counts[name] = (queue.counts[name] or 0) + more
 end
 
---- Tell whether no user is called for now: an operator paused the queue, or users who lost their place may still come back.
+--- Tell whether no user is called for now: an operator paused the queue, or users who lost their place may still come
+--- back.
 local function calls_suspended(queue)
   return queue.paused or queue.time < queue.calls_from
 end

@@ -1,6 +1,6 @@
---- A server's record in `servers`: `capacity most draining seq epoch/confirmed address`. `seq` is the number of its latest
---- redeem, `epoch` that of its last report of sessions (0: none), and all its sessions up to `confirmed` were in a report.
---- `reported` is true if the report was in the current epoch, so that its sessions are known.
+--- A server's record in `servers`: `capacity most draining seq epoch/confirmed address`. `seq` is the number of its
+--- latest redeem, `epoch` that of its last report of sessions (0: none), and all its sessions up to `confirmed` were in
+--- a report. `reported` is true if the report was in the current epoch, so that its sessions are known.
 --@include text_of
 local function unpack_server(queue, id, text)
   if not text then

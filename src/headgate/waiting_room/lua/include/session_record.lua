@@ -1,5 +1,5 @@
---- A session's record in `sessions`: `seq+asked:server:user`. `seq` is the number of its redeem, `asked` that of the last
---- repeated redeem (left out if there was none); a session that only a server's report named has no user.
+--- A session's record in `sessions`: `seq+asked:server:user`. `seq` is the number of its redeem, `asked` that of the
+--- last repeated redeem (left out if there was none); a session that only a server's report named has no user.
 --@include text_of
 local function unpack_session(id, text)
   if not text then
@@ -15,5 +15,6 @@ end
 
 local function write_session(sessions, session)
   local asked = session.asked and '+' .. text_of(session.asked) or ''
-  redis.call('HSET', sessions, session.id, text_of(session.seq) .. asked .. ':' .. session.server .. ':' .. session.user)
+  redis.call('HSET', sessions, session.id,
+    text_of(session.seq) .. asked .. ':' .. session.server .. ':' .. session.user)
 end

@@ -10,8 +10,8 @@ end
 
 local CLEARED_TOGETHER = 500
 
---- After a reset, free seats whose owners are gone, some at a time; gives whether there may be more. They are no departures,
---- so the measurement of how long a seat is taken begins anew.
+--- After a reset, free seats whose owners are gone, some at a time; gives whether there may be more. They are no
+--- departures, so the measurement of how long a seat is taken begins anew.
 local function clear_orphans(queue)
   local keys = queue.keys
   local cleared_to = redis.call('HGET', keys.meta, 'clearing')
@@ -60,7 +60,8 @@ local function withdraw_ticket(queue, user)
   count(queue, 'away', 1)
 end
 
---- End at most `budget` tickets, kept seats, stays, absences and records that are due; gives what is left of the budget.
+--- End at most `budget` tickets, kept seats, stays, absences and records that are due; gives what is left of the
+--- budget.
 local function sweep(queue, budget)
   local keys = queue.keys
   for _, ticket in ipairs(due(keys.holds, queue.time, budget)) do
@@ -118,9 +119,9 @@ local function sweep(queue, budget)
   return budget
 end
 
---- Clear servers whose lease is over: users with a ticket get a new one elsewhere, or the head of the line. So do the owners
---- of sessions that were redeemed since the server's last report, because it may not have let them in. Sessions that it had
---- reported end.
+--- Clear servers whose lease is over: users with a ticket get a new one elsewhere, or the head of the line. So do the
+--- owners of sessions that were redeemed since the server's last report, because it may not have let them in. Sessions
+--- that it had reported end.
 local function clear_dead(queue, budget, pick, new_ticket)
   local keys, vanished = queue.keys, queue.vanished
 

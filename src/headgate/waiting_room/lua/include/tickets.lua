@@ -1,13 +1,14 @@
 --- Issues tickets, each of which holds a seat, and puts users back in line.
 ---
---- Hints name the users whose state changed: `changed a +b`. The sign says that b was called, has not entered, and keeps the
---- place. Hints of promotion begin with the epoch and the last place called: `changed =7:42 a +b`.
+--- Hints name the users whose state changed: `changed a +b`. The sign says that b was called, has not entered, and
+--- keeps the place. Hints of promotion begin with the epoch and the last place called: `changed =7:42 a +b`.
 --@include finish
 --@include free_seat
 --@include ticket_record
 
 --- Make a function that gives new ticket ids, from a random seed that only the caller knows and a number that never
---- repeats: a call that is sent again after a lost reply has the same seed, and must not issue the same tickets to others.
+--- repeats: a call that is sent again after a lost reply has the same seed, and must not issue the same tickets to
+--- others.
 local function ticket_source(queue, seed)
   return function()
     local hex = redis.sha1hex(seed .. ':' .. text_of(next_number(queue.thing)))
@@ -27,8 +28,9 @@ local function return_to_line(queue, user)
   queue.length = queue.length and queue.length + 1
 end
 
---- Call a command, or collect it for `call_collected` if `queue.collected` is a table: a step for two hundred users is then
---- ten commands instead of two thousand. Commands are literals where `together` is called: `doctor --acl` reads them there.
+--- Call a command, or collect it for `call_collected` if `queue.collected` is a table: a step for two hundred users is
+--- then ten commands instead of two thousand. Commands are literals where `together` is called: `doctor --acl` reads
+--- them there.
 local perform = redis.call
 
 local function together(queue, command, key, one, other)
@@ -63,8 +65,8 @@ local function give_ticket(queue, user, server, ticket)
   count(queue, 'issued', 1)
 end
 
---- Tell whether a user who was called has seen the ticket. Their `eta` is no prediction any more: it is 0 until they have
---- seen it, then 1 and the milliseconds that this took.
+--- Tell whether a user who was called has seen the ticket. Their `eta` is no prediction any more: it is 0 until they
+--- have seen it, then 1 and the milliseconds that this took.
 local function ticket_seen(user)
   return user.eta > 0
 end

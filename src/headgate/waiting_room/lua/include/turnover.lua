@@ -1,15 +1,15 @@
 --- Measures how fast seats are given up, and forecasts from that when users in line come in.
 ---
---- Filling seats that were free anyway says nothing about users further behind: they get seats that others give up. So the
---- time that a seat is taken is measured by itself, in two parts: held until its owner comes in, then taken until they go.
---- Each part is its time over all seats divided by the number of its ends, which is right however few have ended yet. Of many
---- departures the latest are enough, so the more there are, the faster older ones fade. Seats that vanish with a dead server
---- are no departures, because they make no room.
+--- Filling seats that were free anyway says nothing about users further behind: they get seats that others give up. So
+--- the time that a seat is taken is measured by itself, in two parts: held until its owner comes in, then taken until
+--- they go. Each part is its time over all seats divided by the number of its ends, which is right however few have
+--- ended yet. Of many departures the latest are enough, so the more there are, the faster older ones fade. Seats that
+--- vanish with a dead server are no departures, because they make no room.
 ---
---- A user who was called and does not come holds a seat for the whole time of a ticket, and more and more seats are held so
---- until the first of these tickets ends. The forecast includes that: a user who has not come LATE_MS after the call is late,
---- the share of late users is known soon, and until it is known when they come they are assumed to hold their seats to the
---- end. Before the first calls, one user in twenty is assumed to be late.
+--- A user who was called and does not come holds a seat for the whole time of a ticket, and more and more seats are
+--- held so until the first of these tickets ends. The forecast includes that: a user who has not come LATE_MS after the
+--- call is late, the share of late users is known soon, and until it is known when they come they are assumed to hold
+--- their seats to the end. Before the first calls, one user in twenty is assumed to be late.
 --@include queue
 --@include forecast_record
 local MANY_FREED = 400
@@ -40,7 +40,8 @@ local function read_seen(queue, before)
   return seen
 end
 
---- Take the users who came in since the last step, as redeem counted them: their number, and the sum of ms after that step.
+--- Take the users who came in since the last step, as redeem counted them: their number, and the sum of ms after that
+--- step.
 local function take_arrivals(queue)
   local noted = redis.call('HMGET', queue.keys.meta, 'came', 'came_ms')
   if noted[1] then
@@ -104,7 +105,8 @@ local function pack_forecast(queue, seen, seats, free)
     queue.tick_ms / 1000, first, slowing_ms / 1000, doubt, lasts / 1000)
 end
 
---- Measure turnover and write the forecast, from the seats taken before and after the calls of this step, and those free.
+--- Measure turnover and write the forecast, from the seats taken before and after the calls of this step, and those
+--- free.
 local function measure_turnover(queue, passed, before, after, free)
   local seen, numbers = read_seen(queue, before), {}
   add_step(queue, seen, passed, before)
