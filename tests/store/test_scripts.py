@@ -60,6 +60,7 @@ def test_the_header_is_read_as_it_is_written(tmp_path: Path) -> None:
         ("--@include clock", "--@include clocks", "no include named clocks"),
         ("return redis", "string.match(context, '^(%S+)')\nreturn redis", "only read_context does"),
         ("return", "--\n" * 120 + "return", "120 is the most"),
+        ("--@include clock", "--@include clock\n--@include long", "above 600 the header says why under LONG"),
     ],
 )
 def test_a_broken_contract_is_named(tmp_path: Path, good: str, bad: str, complaint: str) -> None:
@@ -67,6 +68,18 @@ def test_a_broken_contract_is_named(tmp_path: Path, good: str, bad: str, complai
     assert good in GOOD
     found = list(complaints(_write(tmp_path, GOOD.replace(good, bad, 1))))
     assert any(re.search(complaint, line) for line in found), found
+
+
+def test_a_group_declares_the_first_keys_once(tmp_path: Path) -> None:
+    keys = "--- KEYS     1 meta (hash, 2 fields)   2 line/<user> (list)"
+    grouped = GOOD.replace(keys, "--- KEYS     group line   3 events (stream)")
+    grouped = grouped.replace("local meta, line = KEYS[1], KEYS[2]", "--@include line_keys\nlocal events = KEYS[3]")
+    path = _write(tmp_path, grouped)
+    (tmp_path / "include" / "line_keys.lua").write_text(f"{keys}\nlocal meta, line = KEYS[1], KEYS[2]\n")
+    assert Script(path).header.keys == ("meta", "line/<user>", "events")
+    assert list(complaints(path)) == []
+    path.write_text(grouped.replace("--@include line_keys\n", ""))
+    assert any("KEYS [1, 2] do not match" in line for line in complaints(path))
 
 
 def test_an_include_comes_once_and_before_its_use(tmp_path: Path) -> None:
@@ -155,4 +168,6 @@ def _script(folder: Path, source: str) -> Script:
 def _write(folder: Path, source: str) -> Path:
     path = folder / "sample.lua"
     path.write_text(source)
+    (folder / "include").mkdir(exist_ok=True)
+    (folder / "include" / "long.lua").write_text("--\n" * 600)
     return path

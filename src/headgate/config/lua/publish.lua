@@ -1,14 +1,13 @@
 #!lua
 --- Publish new versions of keys, all or none; a deletion is a version too.
---- KEYS     1 meta (hash)   2 values (hash key -> json)   3 versions (hash key -> last first count)
----          4 past (hash key@version -> json)   5 changes (stream)   6 deleted (zset key -> ms)
+--- KEYS     group namespace
 --- ARGV     1 context   2 history   3 history_bytes   4 most_keys   5 kept (versions of a key)   6 kept_ms   7 nonce
 ---          8 namespace_bytes   9 common (json fields)   10.. key,
 ---          expected (empty: any, 0: must not exist, -1: must exist, else its version), kind (put or removed), fields (json)
 --- RETURNS  published, revision, then key, version of each; or conflict, key, its version; or full, of what
 --- AGAIN    same answer: the nonce names the attempt
 --@include publishing
-local keys = {meta = KEYS[1], values = KEYS[2], versions = KEYS[3], past = KEYS[4], changes = KEYS[5], deleted = KEYS[6]}
+--@include namespace_keys
 local context, history, history_bytes, most_keys = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local kept, kept_ms, nonce, namespace_bytes = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 local common, drafts = ARGV[9], ARGV

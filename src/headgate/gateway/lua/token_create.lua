@@ -8,6 +8,7 @@
 --- AGAIN    same answer: the id is there already
 --@include clock
 --@include hint
+--@include token_record
 local meta, tokens, revoked, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, most, id, name = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local role, namespace, hash, creator = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
@@ -21,15 +22,15 @@ if #records >= most then
   return redis.error_reply('TOKENS_FULL There are ' .. #records .. ' tokens already; revoke some first.')
 end
 for _, record in ipairs(records) do
-  if string.match(record, '^%S+') == name then
+  if token_name(record) == name then
     return redis.error_reply('TOKEN_EXISTS A token named ' .. name .. ' exists already; revoke it or take another name.')
   end
 end
 
 local thing = open_thing(meta, context, 0)
-local record = table.concat({ name, role, namespace, hash, text_of(thing.now), creator }, ' ')
+local record = pack_token(name, role, namespace, hash, thing.now, creator)
 redis.call('HSET', tokens, id, record)
-redis.call('ZREM', revoked, id .. ' ' .. name)
+redis.call('ZREM', revoked, pack_revocation(id, name))
 redis.call('HSET', meta, 'version', text_of(next_number(thing)))
 close_thing(thing)
 hint(events, 'created')

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Take a token's right away and remember that for good, so that no gateway's memory brings it back.
+--- Revoke a token and keep the revocation, so that no gateway restores it from memory.
 --- KEYS     1 meta (hash)   2 tokens (hash id -> record)   3 revoked (zset "id name" -> ms)   4 events (channel)
 --- ARGV     1 context   2 most revocations remembered   3 name
 --- RETURNS  how many tokens were revoked: 0 if they were before
@@ -7,6 +7,7 @@
 --- AGAIN    same answer: a revoked name stays revoked
 --@include clock
 --@include hint
+--@include token_record
 local meta, tokens, revoked, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, most, name = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
@@ -14,15 +15,16 @@ local thing = open_thing(meta, context, 0)
 local count = 0
 local all = redis.call('HGETALL', tokens)
 for i = 1, #all, 2 do
-  if string.match(all[i + 1], '^%S+') == name then
+  if token_name(all[i + 1]) == name then
     redis.call('HDEL', tokens, all[i])
-    redis.call('ZADD', revoked, text_of(thing.now), all[i] .. ' ' .. name)
+    redis.call('ZADD', revoked, text_of(thing.now), pack_revocation(all[i], name))
     count = count + 1
   end
 end
 if count == 0 then
   for _, member in ipairs(redis.call('ZRANGE', revoked, 0, -1)) do
-    if string.match(member, ' (%S+)$') == name then
+    local _, revoked_name = unpack_revocation(member)
+    if revoked_name == name then
       return 0
     end
   end

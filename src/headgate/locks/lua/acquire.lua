@@ -1,7 +1,6 @@
 #!lua
---- Take a lock, or a place in its line; whoever was called and did not come within the grace is passed over.
---- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner, terms)
----          4 owners (hash owner -> waiters)   5 events (stream)
+--- Take a lock, or a place in its line; waiters who were called and did not come within the grace are passed over.
+--- KEYS     group lock
 --- ARGV     1 context   2 holder   3 owner (the process that waits)   4 ttl_ms   5 delay_ms   6 grace_ms
 ---          7 join (0: only try, 1: wait in line, 2: and be given it by a release of its own process)
 ---          8 former (the place it had before, 0: none)   9 label   10 announce
@@ -10,7 +9,7 @@
 ---          1 if it had lost its place and has it back, else 0
 --- AGAIN    same answer: a holder keeps its fence, a waiter its place
 --@include fast_path
-local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+--@include lock_keys
 local context, holder, owner, ttl_ms, delay_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local grace_ms, join, former, label, announce = tonumber(ARGV[6]), ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
 local joins, handed, request = join ~= '0', join == '2', ARGV[11]
@@ -50,12 +49,12 @@ local newcomer = not place and former == '0'
 local passed_over = (joins and not place and not newcomer) and 1 or 0
 if joins and not place and (waiting > 0 or lock.held or lock.now < lock.opens) then
   place = newcomer and text_of(next_number(lock)) or former
-  join_line(line, waiters, owners, holder, place, owner, terms_of(request, handed, ttl_ms, delay_ms, label))
+  join_line(line, waiters, owners, holder, place, owner, pack_waiter(owner, request, handed, ttl_ms, delay_ms, label))
   redis.call('HSET', meta, 'lined', '1')
   waiting = waiting + 1
 elseif joins and place and request ~= '-' then
-  local whose = owner_of(waiters, holder) or owner
-  redis.call('HSET', waiters, holder, whose .. terms_of(request, handed, ttl_ms, delay_ms, label))
+  local first_owner = read_waiter(waiters, holder) or owner
+  redis.call('HSET', waiters, holder, pack_waiter(first_owner, request, handed, ttl_ms, delay_ms, label))
 end
 
 -- Each process ahead has one grace to answer a call; all waiters of a dead process are passed over together.
@@ -72,12 +71,12 @@ if lock.held or lock.now < lock.opens + ahead * grace_ms then
 end
 
 if lock.holder then
-  note_loss(lock, events, 'expired')
+  record_loss(lock, events, 'expired')
 end
 if newcomer and rank > 0 and not lock.recalled then
-  -- Those in line were called long ago and may not have heard it: nobody is passed over before a second call.
+  -- Waiters were called long ago and may have missed it: none is passed over before a second call.
   close_thing(lock, 'holder', '', 'free', now, 'recalled', '1')
-  call_head(lock, line, events, announce)
+  publish_free(lock, line, events, announce)
   return {0, place or '0', '0', ahead, now, passed_over}
 end
 
@@ -93,6 +92,6 @@ end
 local lined = waiting > gone and '1' or ''
 local fence = give_lock(lock, holder, ttl_ms, delay_ms, label, 'request', request, 'lined', lined)
 if waiting > gone or announce then
-  tell_taken(lock, events, ttl_ms + delay_ms, place or fence)
+  publish_taken(lock, events, ttl_ms + delay_ms, place or fence)
 end
 return {1, fence, now}

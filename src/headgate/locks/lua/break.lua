@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Take a lock away from its holder on an operator's word; the holder hears of it at its next renewal.
+--- Take a lock away from its holder, as an operator asks; the holder learns of it at its next renewal.
 --- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 events (stream)
 --- ARGV     1 context   2 nonce   3 fence (only this holding; empty: whichever)   4 by   5 reason
 --- RETURNS  the fence of the holding that was ended, or 0
@@ -20,6 +20,6 @@ if not lock.held or (fence ~= '' and fence ~= lock.fence) then
 end
 close_thing(lock, 'holder', '', 'free', text_of(lock.now + lock.delay), 'recalled', '', 'broken', nonce,
   'broken_fence', lock.fence)
-note_loss(lock, events, 'broken', 'by', by, 'reason', reason)
-call_head(lock, line, events, true)
+record_loss(lock, events, 'broken', 'by', by, 'reason', reason)
+publish_free(lock, line, events, true)
 return lock.fence

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- Compare who waits for a lock with what is known of them: both must agree. Nothing is changed.
+--- Compare the line of a lock with the records of its waiters, without changing anything: both must agree.
 --- KEYS     1 line (zset holder -> place)   2 waiters (hash holder -> owner)   3 owners (hash owner -> waiters)
 --- ARGV     1 most (processes whose waiters are added up)
 --- RETURNS  members looked at, then what was found, …

@@ -1,7 +1,6 @@
 #!lua flags=allow-oom
---- Give a lock back, or leave its line. The next is called; one of the same process has it at once, since that process lives.
---- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner, terms)
----          4 owners (hash owner -> waiters)   5 events (stream)
+--- Release a lock, or leave its line. The next waiter is called; one of the same process gets the lock at once.
+--- KEYS     group lock
 --- ARGV     1 context   2 holder   3 nonce (names this call; empty: leave whatever it has, and refuse nothing)
 ---          4 owner (the process that gives it back)   5 announce
 ---          6 request (leave nothing that another request in this name has asked for since, -: whatever)
@@ -10,7 +9,7 @@
 --- REFUSES  NOT_HOLDER
 --- AGAIN    same answer: the nonces of the last releases are remembered
 --@include fast_path
-local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+--@include lock_keys
 local context, holder, nonce, owner, announce = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local request = ARGV[6]
 local REMEMBERED_BYTES = 150
@@ -31,29 +30,30 @@ end
 local lock = open_lock(meta, context, saved)
 local mine = lock.held and lock.holder == holder
 if request ~= '-' then
-  local last = mine and redis.call('HGET', meta, 'request') or request_of(waiters, holder)
+  local _, waited = read_waiter(waiters, holder)
+  local last = mine and redis.call('HGET', meta, 'request') or waited
   if last ~= request then
     return {0}
   end
 end
 if mine then
   local heir, place = unpack(redis.call('ZRANGE', line, 0, 0, 'WITHSCORES'))
-  local ttl_ms, delay_ms, label, asked
+  local heir_owner, asked, ttl_ms, delay_ms, label
   if heir and nonce ~= '' then
-    ttl_ms, delay_ms, label, asked = read_terms(waiters, heir, owner)
+    heir_owner, asked, ttl_ms, delay_ms, label = read_waiter(waiters, heir)
   end
-  if not ttl_ms then
+  if not ttl_ms or heir_owner ~= owner then
     close_thing(lock, 'holder', '', 'free', text_of(lock.now), 'recalled', '', 'released', released,
       'lined', heir and '1' or '')
-    call_head(lock, line, events, announce)
+    publish_free(lock, line, events, announce)
     return {1}
   end
   leave_line(line, waiters, owners, heir)
   local fence = give_lock(lock, heir, ttl_ms, delay_ms, label, 'released', released, 'giver', holder,
     'request', asked)
-  -- Those of this process know it from the answer.
+  -- Waiters of this process learn it from the answer.
   if announce or redis.call('HLEN', owners) > redis.call('HEXISTS', owners, owner) then
-    tell_taken(lock, events, ttl_ms + delay_ms, text_of(tonumber(place)))
+    publish_taken(lock, events, ttl_ms + delay_ms, text_of(tonumber(place)))
   end
   return {1, heir, fence, text_of(lock.now), text_of(ttl_ms + delay_ms)}
 end
@@ -74,12 +74,12 @@ if leave_line(line, waiters, owners, holder) == 0 then
   return {0, given and lock.holder or nil}
 end
 if first == holder and not lock.held and lock.now >= lock.opens then
-  -- It was this one's turn: the next has a grace of its own from now.
+  -- It was the turn of this waiter: the grace of the next one begins now.
   if lock.holder then
-    note_loss(lock, events, 'expired')
+    record_loss(lock, events, 'expired')
   end
   redis.call('HSET', meta, 'holder', '', 'free', text_of(lock.now), 'recalled', '')
-  call_head(lock, line, events, announce)
+  publish_free(lock, line, events, announce)
 end
 close_thing(lock)
 return {2}

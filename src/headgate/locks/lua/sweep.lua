@@ -1,13 +1,12 @@
 #!lua flags=allow-oom
---- Remove what is left of a lock that nobody has used for a while.
---- KEYS     1 meta (hash)   2 line (zset holder -> place)   3 waiters (hash holder -> owner)
----          4 owners (hash owner -> waiters)   5 events (stream)
+--- Remove the keys of a lock that was not used for a while.
+--- KEYS     group lock
 --- ARGV     1 context   2 keep_ms
 --- RETURNS  0 if nothing is left, else ms until it is worth looking again
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include clock
 --@include lease
-local meta, line, waiters, owners, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+--@include lock_keys
 local context, keep_ms = ARGV[1], tonumber(ARGV[2])
 
 local lock = open_lock(meta, context)

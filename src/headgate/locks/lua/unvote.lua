@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
---- Take this node's vote back from a holder and tell those who wait.
+--- Take this node's vote back from a holder and notify waiters.
 --- KEYS     1 meta (hash)   2 events (stream)
 --- ARGV     1 context   2 holder
 --- RETURNS  1 if the holder had the vote, else 0
---- AGAIN    same answer: what is given back stays given back
+--- AGAIN    same answer: a vote that was given back stays so
 --@include clock
 --@include lease
 --@include hint

@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
---- Take the health checks that are due in a service; nobody else makes them until the claim lapses.
+--- Claim the health checks that are due in a service; no other process makes them until the claim lapses.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 states (hash id -> words)   4 checks (hash id -> json)
 ---          5 due (zset id -> ms)
 --- ARGV     1 context   2 most   3 spare_ms (beyond a check's own time limit)
 --- RETURNS  next_ms (-1: no checks), then id, registration, record, check of each
 --- AGAIN    same answer: a claim whose reply was lost lapses by itself
---@include clock
 --@include service
+--@include state_record
+--@include keep_time
 local meta, records, states, checks, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, most, spare_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 

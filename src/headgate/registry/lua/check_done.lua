@@ -1,26 +1,18 @@
 #!lua flags=allow-oom
---- Note what health checks found; enough in a row turn an instance healthy or unhealthy, and that is told.
---- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
----          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
----          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
----          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 lost (zset id -> ms, who died lately)   14 extended (zset id -> ms, deadlines before an outage)
+--- Record results of health checks; enough equal ones in a row turn an instance healthy or unhealthy, which is
+--- published.
+--- KEYS     group service   14 lost (zset id -> ms, instances that died lately)
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4.. id, registration, passed, rise, fall,
 ---          remove_after_ms (0: never), next_ms
 --- RETURNS  for each: same, healthy, unhealthy, removed or skipped
 --- AGAIN    never: a trial would count twice
---@include clock
 --@include service
+--@include state_record
+--@include remove_instance
 --@include lost
-local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local lost, extended = KEYS[13], KEYS[14]
+--@include service_keys
+local lost = KEYS[14]
 local context, history, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local service = {
-  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
-  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
-  extended = extended,
-}
 
 local thing = open_service(meta, context)
 local replies = {}
@@ -50,10 +42,10 @@ for i = 4, #ARGV, 7 do
     redis.call('ZADD', due, text_of(thing.now + next_ms), id)
     if word ~= 'same' then
       write_state(service, id, state)
-      told(thing, service, history, id)
+      publish_instance(thing, service, history, id)
     elseif remove_after_ms > 0 and since > 0 and state.ephemeral == '1' and thing.now - since >= remove_after_ms then
       word = 'removed'
-      bury(thing, service, history, id, 'unhealthy', keep_ms)
+      remove_instance(thing, service, history, id, 'unhealthy', keep_ms)
       note_lost(thing, lost, id)
     end
   end

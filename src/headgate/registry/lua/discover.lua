@@ -1,21 +1,29 @@
 #!lua flags=no-writes
---- Give a service's instances at one moment; with filters, only those that pass them all.
+--- Read a service's instances at one moment; with filters, only those that pass them all.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
 ---          8 checks (hash id -> json)   9 extended (zset id -> ms, deadlines before an outage)
 --- ARGV     1 context   2 from   3 share   4 healthy (or empty)   5 known (shape)   6 known_figures
----          7 anyway (1: nobody else can settle it; then nobody is hidden)   8.. part, key, operator, words, number
+---          7 anyway (1: the caller cannot settle it; then no instance is hidden)   8.. part, key, operator, words, number
 --- RETURNS  state (new, same, or unsettled: the script settle comes first), epoch, revision, now, held, late,
 ---          protection, protected_until, shape, figures, then flat lists: deadlines, extended, metrics, records,
 ---          metadata, states, overrides, checks; without filters, metrics are left out if they are the known ones, and
 ---          so is all after them if the shape is
---@include clock
 --@include service
+--@include state_record
+--@include override_record
+--@include mass_expiry
 --@include passes
 local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local overrides, checks, extended = KEYS[7], KEYS[8], KEYS[9]
 local context, from, share = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local healthy, known, known_figures, anyway = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+
+--- Tell whether all instances that are late now were late at an earlier visit; always where no worker ever ran.
+local function seen_dead(thing)
+  local last = redis.call('ZREVRANGEBYSCORE', deadlines, text_of(thing.now), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  return thing.visited == 0 or tonumber(last[2]) <= thing.hidden
+end
 
 local thing = open_service(meta, context)
 if thing.state == 'new' then
@@ -23,7 +31,7 @@ if thing.state == 'new' then
 end
 local overdue = redis.call('ZCOUNT', deadlines, '-inf', text_of(thing.now))
 local kept = not settled(thing) or (overdue > 0 and held(thing, deadlines, from, share))
-if anyway == '0' and (not settled(thing) or (overdue > 0 and not kept and not seen_dead(thing, deadlines))) then
+if anyway == '0' and (not settled(thing) or (overdue > 0 and not kept and not seen_dead(thing))) then
   return {'unsettled', thing.epoch, '0', text_of(thing.now), 0, 0, 'auto', '0', '', '', {}, {}, {}, {}, {}, {}, {}, {}}
 end
 local extensions = thing.now < thing.extended_until and redis.call('ZRANGE', extended, 0, -1, 'WITHSCORES') or {}

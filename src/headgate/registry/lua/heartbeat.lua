@@ -1,26 +1,16 @@
 #!lua flags=allow-oom
---- Renew instances' leases, with what each brings: nothing, metrics, metadata, a word on its health.
---- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
----          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
----          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
----          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 extended (zset id -> ms, deadlines before an outage)
+--- Renew instances' leases, and store the metrics, metadata and health that each brings, if any.
+--- KEYS     group service
 --- ARGV     1 context   2 history   3.. id, registration, metrics, metadata,
 ---          healthy (each but the id may be empty)
 --- RETURNS  for each: its registration
 --- REFUSES  UNKNOWN_INSTANCE SUPERSEDED
 --- AGAIN    same answer: the same is written again
---@include clock
 --@include service
-local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local extended = KEYS[13]
+--@include state_record
+--@include publish_instance
+--@include service_keys
 local context, history = ARGV[1], ARGV[2]
-local service = {
-  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
-  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
-  extended = extended,
-}
 
 local thing = open_service(meta, context)
 local replies, new_figures = {}, false
@@ -50,7 +40,7 @@ for i = 3, #ARGV, 5 do
       write_state(service, id, state)
     end
     if new_labels or new_state then
-      told(thing, service, history, id)
+      publish_instance(thing, service, history, id)
     end
     replies[#replies + 1] = state.registration
   end

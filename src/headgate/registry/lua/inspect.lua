@@ -4,6 +4,7 @@
 ---          4 deadlines (zset id -> ms)
 --- ARGV     1 most (instances that are looked at one by one)
 --- RETURNS  members looked at, then what was found, …
+--@include state_record
 local records, metadata, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local most = tonumber(ARGV[1])
 local known = redis.call('HLEN', records)
@@ -20,7 +21,7 @@ elseif leased < known and known <= most then
   -- Only those that stay without heartbeats may have none.
   local all = redis.call('HGETALL', states)
   for i = 1, #all, 2 do
-    if string.match(all[i + 1], '^%d+ %d+ 1 ') and not redis.call('ZSCORE', deadlines, all[i]) then
+    if read_state(all[i + 1]).ephemeral == '1' and not redis.call('ZSCORE', deadlines, all[i]) then
       found[#found + 1] = 'instance ' .. all[i] .. ' would never expire'
       break
     end

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
---- Note in a type's journal which groups have moved on, and how far: all who watch the type read it in this order.
+--- Record in a type's journal the new revisions of its groups: watchers of the type read them in this order.
 --- KEYS     1 meta (hash)   2 heads (hash group -> revision)   3 changes (stream)
 --- ARGV     1 context   2 history   3 keep_ms   4.. group, revision (0: the group is gone)
 --- RETURNS  the journal's revision, how many groups are further than they were said to be
---- AGAIN    same answer: what is noted is not noted again
+--- AGAIN    same answer: a revision is noted once
 --@include clock
 --@include feed
 local meta, heads, changes = KEYS[1], KEYS[2], KEYS[3]
@@ -27,7 +27,7 @@ if thing.state == 'new' and not thing.changed then
   return {'0', further}
 end
 close_feed(thing, changes)
--- A journal that nobody reads any more goes; who comes back to it lists again.
+-- A journal without readers expires; a reader that comes back to it lists again.
 for _, key in ipairs({changes, heads, meta}) do
   redis.call('PEXPIRE', key, keep_ms)
 end

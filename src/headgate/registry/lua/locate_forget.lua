@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
---- Forget where instances were: the named ones, if they were there, and those not noted for long.
+--- Remove the places of instances: of the named ones, if they are in this service, and of those not noted for long.
 --- KEYS     1 places (hash id -> service)   2 seen (zset id -> ms)
 --- ARGV     1 keep_ms   2 most   3 service   4.. ids
 --- RETURNS  how many were forgotten
---- AGAIN    same answer: what is forgotten stays so
+--- AGAIN    same answer: a removed place stays removed
 --@include server_time
 --@include text_of
 local places, seen = KEYS[1], KEYS[2]

@@ -4,7 +4,6 @@
 --- ARGV     1 context   2 mode (auto or off)
 --- RETURNS  1, or 0 if there is no such service
 --- AGAIN    same answer: the same is written again
---@include clock
 --@include service
 local meta, changes = KEYS[1], KEYS[2]
 local context, mode = ARGV[1], ARGV[2]

@@ -1,28 +1,19 @@
 #!lua
---- Register instances whole, or renew them whole; one that says what is known already makes no revision.
---- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
----          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
----          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
----          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 extended (zset id -> ms, deadlines before an outage)
+--- Register or renew instances with all their fields; one that changes nothing makes no revision.
+--- KEYS     group service
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most (instances)   5 from
 ---          6 share   7.. id, mode (register or renew), registration (or empty; the number it had), nonce,
 ---          ttl_ms, ephemeral, healthy, record, metadata, metrics, check (or empty), check_delay_ms
 --- RETURNS  for each: revision, registration
 --- REFUSES  EVICTED SUPERSEDED SERVICE_FULL UNKNOWN_INSTANCE
 --- AGAIN    same answer: the nonce names the attempt
---@include clock
 --@include service
-local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local extended = KEYS[13]
+--@include state_record
+--@include mass_expiry
+--@include remove_instance
+--@include service_keys
 local context, history, keep_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local most, from, share = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local service = {
-  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
-  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
-  extended = extended,
-}
 local thing = open_service(meta, context)
 local written, longest, least = false, 0, nil
 local anew = redis.call('HLEN', states) == 0
@@ -56,7 +47,7 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
     return {err = refused}
   end
   if dead then
-    bury(thing, service, history, id, 'expired', keep_ms)
+    remove_instance(thing, service, history, id, 'expired', keep_ms)
     state = nil
   end
   local same = state and state.ttl == ttl_ms and state.ephemeral == ephemeral and state.reported == healthy
@@ -89,7 +80,7 @@ local function register(id, mode, registration, nonce, ttl_ms, ephemeral, health
       redis.call('HDEL', trials, id)
       redis.call('ZREM', due, id)
     end
-    told(thing, service, history, id)
+    publish_instance(thing, service, history, id)
     longest, least = math.max(longest, ttl_ms), math.min(least or ttl_ms, ttl_ms)
   end
   written = true

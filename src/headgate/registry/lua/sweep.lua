@@ -1,29 +1,22 @@
 #!lua flags=allow-oom
---- Take out whose lease has ended, unless too many are late at once or the store itself was away; persistent ones are
+--- Remove instances whose lease has ended, unless too many are late at once or the store was away; persistent ones are
 --- only marked.
---- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
----          5 states (hash id -> words)   6 deadlines (zset id -> ms)   7 overrides (hash id -> words)
----          8 memory (zset id -> ms, overrides of who has gone)   9 checks (hash id -> json)
----          10 trials (hash id -> words)   11 due (zset id -> ms, checks)   12 changes (stream)
----          13 lost (zset id -> ms, who died lately)   14 extended (zset id -> ms, deadlines before an outage)
+--- KEYS     group service   14 lost (zset id -> ms, instances that died lately)
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most   5 from   6 share   7 history_ms
 --- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change
----          (removed, put, or back: who died lately and is here again)
---- AGAIN    same answer: what is gone stays gone; of changes only those that were not told
---@include clock
+---          (removed, put, or back: it died lately and is here again)
+--- AGAIN    same answer: removed instances stay removed; of changes only those that were not reported
 --@include service
+--@include state_record
+--@include mass_expiry
+--@include grace_pass
+--@include remove_instance
 --@include lost
 --@include drain
-local meta, records, metadata, metrics, states, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local overrides, memory, checks, trials, due, changes = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local lost, extended = KEYS[13], KEYS[14]
+--@include service_keys
+local lost = KEYS[14]
 local context, history, keep_ms, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local from, share, history_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local service = {
-  records = records, metadata = metadata, metrics = metrics, states = states, deadlines = deadlines,
-  overrides = overrides, memory = memory, checks = checks, trials = trials, due = due, changes = changes,
-  extended = extended,
-}
 local VISIT_MS = 2000
 
 local thing = open_service(meta, context)
@@ -63,14 +56,14 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', text_of(thing
   local state = read_state(redis.call('HGET', states, id))
   local kind = 'removed'
   if state.ephemeral == '1' then
-    bury(thing, service, history, id, 'expired', keep_ms)
+    remove_instance(thing, service, history, id, 'expired', keep_ms)
   else
     kind = 'put'
     redis.call('ZREM', deadlines, id)
     redis.call('ZREM', extended, id)
     state.lapsed = '1'
     write_state(service, id, state)
-    told(thing, service, history, id)
+    publish_instance(thing, service, history, id)
   end
   note_lost(thing, lost, id)
   reply[#reply + 1] = id
@@ -87,7 +80,11 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', memory, '-inf', text_of(thing.no
   end
 end
 
-drop_extensions(thing, extended)
+-- The deadlines before an outage are needed until the last lease after it has ended.
+if thing.extended_until > 0 and thing.now >= thing.extended_until then
+  redis.call('UNLINK', extended)
+  thing.extended_until, thing.grace_changed = 0, true
+end
 local instances = redis.call('HLEN', states)
 local first = redis.call('ZRANGE', deadlines, 0, 0, 'WITHSCORES')
 if instances == 0 and redis.call('HLEN', overrides) == 0 and thing.now - revision_of(thing) / 1000 > history_ms then

@@ -1,13 +1,12 @@
 #!lua flags=allow-oom
---- Say that a process with waiters or permits is alive; hear which history this is and which policy is in force. One that
---- had an answer under another history says how long ago: until that is cool, nothing is granted.
+--- Record the heartbeat of a process with waiters or permits; gives the epoch and the policy's version. A process that
+--- had an answer under another epoch says how long ago: until that answer is out of the window, nothing is granted.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
 --- ARGV     1 context   2 process (empty: it has neither)   3 epoch (that it last knew)
 ---          4 answered_ms (since its last answer; empty: none)
 --- RETURNS  epoch, version, ms of hold
 --- AGAIN    same answer: the later time stands
---@include line
---@include clock
+--@include upstream
 local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
 local context, process, epoch, answered_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 

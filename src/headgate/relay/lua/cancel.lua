@@ -1,22 +1,15 @@
 #!lua flags=allow-oom
 --- Take a waiter out of its line, or take back a permit that was never used to send.
---- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
----          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
----          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
----          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
----          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)   18 crowd (hash process user -> waiters)
+--- KEYS     group user   18 crowd (hash process user -> waiters)
 --- ARGV     1 context   2 user   3 waiter   4 lease_ms
 --- RETURNS  1 if it stood in line or had a permit, else 0
---- AGAIN    same answer: what is gone stays gone
---@include clock
+--- AGAIN    same answer: a second run finds nothing more
+--@include pools
 --@include line
 --@include turns
 --@include call
-local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
-  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
-  crowd = KEYS[18], owner = ARGV[2] }
+--@include user_keys
+keys.crowd, keys.owner = KEYS[18], ARGV[2]
 local context, user, waiter, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 local policy = read_policy(keys.policy, user)
@@ -24,10 +17,10 @@ local thing = open_upstream(keys.meta, policy, context)
 if thing.forgotten then
   return 0
 end
-local own, shared = open_side(keys, policy, thing)
+local own, shared = open_pools(keys, policy, thing)
 local rank = redis.call('ZRANK', keys.line, waiter)
 local had = rank and 1 or 0
-drop_out(keys, waiter)
+leave_line(keys, waiter)
 for n = 1, units_of(waiter) do
   local unit = waiter .. '/' .. n
   for _, pool in ipairs({ own, shared }) do
@@ -45,9 +38,9 @@ if not shared.none then
   end
 end
 if had == 1 then
-  call_line(keys, own, rank or 0)
-  call_turns(keys, shared, 0)
+  notify_line(keys, own, rank or 0)
+  notify_turns(keys, shared, 0)
 end
-note_user(keys, own, user)
+schedule_user(keys, own, user)
 close_thing(thing)
 return had

@@ -1,24 +1,16 @@
 #!lua flags=allow-oom
---- Tell how the request of a permit went; from then on its units cool, or are free again.
---- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
----          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
----          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
----          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
----          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)   18 backlog/<user> (zset)
+--- Report how the request of a permit ended; from then on its units cool, or are free again.
+--- KEYS     group user   18 backlog/<user> (zset)
 --- ARGV     1 context   2 user   3 waiter   4 outcome (unsent, answered, ended, lost, refused)
 ---          5 age_ms (since the answer began)   6 late_ms (how long a request without an answer may be on its way)
 ---          7 pause_ms (that the upstream asks for)   8 lease_ms   9 jitter (0 to 1, random)
 --- RETURNS  epoch, version, ms of pause
 --- AGAIN    same answer: a unit cools once
---@include clock
---@include line
+--@include pools
 --@include refusal
 --@include call
-local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
-  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
-  backlog = KEYS[18] }
+--@include user_keys
+keys.backlog = KEYS[18]
 local context, user, waiter, outcome = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local age_ms, late_ms, pause_ms, lease_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local jitter = tonumber(ARGV[9])
@@ -28,7 +20,7 @@ local thing = open_upstream(keys.meta, policy, context)
 if thing.forgotten then
   return { '', '0', '0' }
 end
-local own, shared = open_side(keys, policy, thing)
+local own, shared = open_pools(keys, policy, thing)
 
 local function settle(pool)
   for n = 1, units_of(waiter) do
@@ -37,7 +29,7 @@ local function settle(pool)
       pool.flying = pool.flying - redis.call('ZREM', pool.fly, unit)
       redis.call('ZREM', pool.open, unit)
     elseif outcome == 'lost' then
-      -- Perhaps it arrives yet: in flight until then, and answered at that moment.
+      -- It may still arrive: it is in flight until late_ms, and answered at that moment.
       if redis.call('ZSCORE', pool.fly, unit) or not redis.call('ZSCORE', pool.done, unit) then
         redis.call('ZADD', pool.fly, text_of(thing.now + late_ms), unit)
       end
@@ -54,7 +46,7 @@ local function settle(pool)
   tidy_pool(pool, thing, lease_ms)
 end
 
--- How long answers take is remembered while somebody waits, so that they can be told when their turn will come.
+-- The time of answers is kept while there are waiters, to estimate when their turn will come.
 local lease = outcome ~= 'unsent' and outcome ~= 'lost' and redis.call('ZSCORE', keys.fly, waiter .. '/1')
 if lease and redis.call('EXISTS', keys.line, keys.backlog) > 0 then
   local trip = math.min(lease_ms, math.max(0, thing.now - tonumber(lease) + lease_ms))
@@ -72,8 +64,8 @@ elseif outcome == 'answered' or outcome == 'ended' then
   end_probe(paused, waiter)
 end
 local sooner = outcome == 'unsent' and 0 or nil
-call_line(keys, own, sooner)
-call_turns(keys, shared, sooner)
-note_user(keys, own, user)
+notify_line(keys, own, sooner)
+notify_turns(keys, shared, sooner)
+schedule_user(keys, own, user)
 close_thing(thing)
 return { thing.epoch, policy.version or '0', text_of(math.max(0, paused.pause - thing.now)) }

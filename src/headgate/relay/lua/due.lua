@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- List users whom somebody should look after now.
+--- List the users that are due for a visit of a worker.
 --- KEYS     1 meta (hash)   2 users (zset user -> ms)
 --- ARGV     1 context   2 most
 --- RETURNS  users, the longest overdue first

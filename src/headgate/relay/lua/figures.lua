@@ -1,41 +1,33 @@
 #!lua flags=no-writes
---- Read how it stands with one user: the line, what is in flight, what cools, and one waiter's place.
---- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
----          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
----          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
----          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
----          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)   18 backlog/<user> (zset units:id -> place)   19 owners (zset user -> ms)
---- ARGV     1 context   2 user   3 place (0: nobody's)   4 units (that the one at this place wants)
+--- Read the figures of one user: the line, units in flight, units that cool, and one waiter's position.
+--- KEYS     group user   18 backlog/<user> (zset units:id -> place)   19 owners (zset user -> ms)
+--- ARGV     1 context   2 user   3 place (0: none)   4 units (that the one at this place wants)
 --- RETURNS  waiting, flying, cooling, room, ms of pause or hold, position of that place, ms it will wait, waiting jobs
---@include clock
---@include line
+--@include pools
 --@include room
 --@include backlog
-local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
-  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17],
-  backlog = KEYS[18], owners = KEYS[19] }
+--@include user_keys
+keys.backlog, keys.owners = KEYS[18], KEYS[19]
 local context, user, place, units = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local thing = open_thing(keys.meta, context, 0)
-local own, shared = open_side(keys, read_policy(keys.policy, user), thing)
+local own, shared = open_pools(keys, read_policy(keys.policy, user), thing)
 local span = own.keep
 for _, rule in ipairs(own.rules) do
   span = rule.kind == 'w' and math.min(span, rule.ms) or span
 end
--- What nobody has reaped yet counts as answered when its lease ended.
+-- Units that are not reaped yet count as answered when their lease ended.
 local since = text_of(thing.now - span)
 local ended = redis.call('ZCOUNT', keys.fly, since, text_of(thing.now))
 own.flying = redis.call('ZCOUNT', keys.fly, '(' .. text_of(thing.now), '+inf')
 local cold = redis.call('ZCOUNT', keys.done, since, '+inf') + ended
 
---- How long the n-th unit from now will probably wait: what it must wait at least, and an answer's time in each round.
+--- Estimate the wait of the n-th unit from now: its least wait, and the time of an answer for each round.
 local function likely_wait(pool, n)
   local wait = wait_of(pool, n)
   for _, rule in ipairs(pool.rules) do
     local most = rule.burst > 0 and rule.burst or rule.count
-    local first = rule.kind == 'c' and busy_of(pool) or 0
+    local first = rule.kind == 'c' and open_units(pool) or 0
     wait = math.max(wait, wait_of(pool, n) + math.floor((first + n - 1) / most) * own.trip)
   end
   return wait
@@ -45,7 +37,7 @@ local ahead, before = 0, 0
 if place > 0 then
   ahead, before = jobs_before(keys.backlog, keys.line, place)
   local line = redis.call('ZCOUNT', keys.line, '-inf', '(' .. text_of(place))
-  local looked = line > 0 and redis.call('ZRANGE', keys.line, 0, math.min(line, LOOK) - 1) or {}
+  local looked = line > 0 and redis.call('ZRANGE', keys.line, 0, math.min(line, MOST_AHEAD) - 1) or {}
   local wanted = 0
   for _, waiter in ipairs(looked) do
     wanted = wanted + units_of(waiter)
@@ -54,8 +46,9 @@ if place > 0 then
 end
 local wait = math.max(thing.hold - thing.now, likely_wait(own, before + units))
 if not shared.none then
-  -- One unit for each user whose turn comes before, and a whole round for each unit that the same user wants before. One who
-  -- does not stand in the round comes after those who do, and after those whose jobs became due before and are not held.
+  -- One unit for each user whose turn comes before, and a whole round for each unit that the same user wants before.
+  -- One who does not stand in the round comes after those who do, and after those whose jobs became due before and are
+  -- not held.
   local users, turn = redis.call('ZCARD', keys.turns), redis.call('ZRANK', keys.turns, user)
   if not turn then
     local due = redis.call('ZCOUNT', keys.owners, '-inf', text_of(thing.now))

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
---- Look for what contradicts itself in one part of an upstream, some members at a time; nothing is changed. What is looked
---- at in one step is compared with the rest of the upstream as it is at that moment.
+--- Find contradictions in one part of an upstream, some members at a time, without changing anything. The members of
+--- one step are compared with the rest of the upstream as it is at that moment.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 users (zset user -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 flying (zset unit -> lease)   7 answered (zset unit -> ms)
 ---          8 opened (zset unit -> lease)   9 state (hash)   10 jobs (stream of all that have not ended)
@@ -8,7 +8,7 @@
 --- ARGV     1 context   2 part (one of these names, or sums)   3 cursor (0 at first)   4 count   5 longest_ms (of any lease)
 --- RETURNS  cursor (0: the end), members looked at, then what was found, …
 --@include clock
---@include pool
+--@include rules_record
 local meta, policy, users, turns, heads = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local flying, answered, opened, state = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local jobs, orders, ends, deadlines = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
@@ -26,7 +26,7 @@ local function unfinished(job_state)
   return job_state == 'waiting' or job_state == 'sending'
 end
 
---- The id of the job at an entry of the stream; an entry that is no id of one has none.
+--- Give the id of the job at an entry of the stream, or nil.
 local function job_at(entry)
   local reply = entry and redis.pcall('XRANGE', jobs, entry, entry, 'COUNT', 1)
   return reply and reply[1] and reply[1][2][2]

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- Look for what contradicts itself in what an upstream keeps of one user, all of it at one moment; nothing is changed.
+--- Find contradictions in the keys of one user of an upstream, all at one moment, without changing anything.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 users (zset user -> ms)   4 owners (zset user -> ms)   5 orders (hash)
 ---          6 crowd (hash process user -> waiters)   7 flying (zset unit -> lease)   8 answered (zset unit -> ms)
 ---          9 state (hash)   10 line/<user> (zset waiter -> place)   11 patience/<user> (zset waiter -> ms)
@@ -10,7 +10,10 @@
 ---          7 suspects (ids of jobs that name this user, apart by spaces)
 --- RETURNS  members looked at, 1 if these are all, ids of the jobs in line, then what was found, …
 --@include clock
---@include pool
+--@include rules_record
+--@include waiter_record
+--@include job_record
+--@include crowd_record
 local meta, policy, users, owners, orders, crowd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local flying, answered, state, line, patience, fly = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local done, open, own, backlog, begun = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
@@ -42,14 +45,14 @@ local patient, counted = redis.call('ZCARD', patience), {}
 check(length == patient, length .. ' wait in line and ' .. patient .. ' have a deadline')
 for _, waiter in ipairs(waiters) do
   check(redis.call('ZSCORE', patience, waiter), 'waiter ' .. waiter .. ' has no deadline')
-  local process = string.match(waiter, '^[^.]+') or waiter
+  local process = process_of(waiter) or waiter
   counted[process] = (counted[process] or 0) + 1
 end
 for process in string.gmatch(processes, '%S+') do
   counted[process] = counted[process] or 0
 end
 for process, number in pairs(length <= most and counted or {}) do
-  local known = tonumber(redis.call('HGET', crowd, process .. ' ' .. user) or 0)
+  local known = tonumber(redis.call('HGET', crowd, crowd_field(process, user)) or 0)
   check(known == number, 'process ' .. process .. ' has ' .. number .. ' waiters in line and ' .. known .. ' are counted')
 end
 
@@ -60,9 +63,9 @@ local ahead = redis.call('ZCOUNT', done, '(' .. text_of(thing.now), '+inf')
 check(ahead == 0, ahead .. ' permits were answered in the future')
 members = members + redis.call('ZCARD', fly) + redis.call('ZCARD', done)
 
--- What a user has in flight counts among what all of them share. It may not where the limit came later (then it is paused
--- for so long), after a step of the clock, which prolongs leases one after the other, and when a request was lost after
--- its lease; the lease of such a one ends within late_ms.
+-- What a user has in flight counts among what all of them share. It may not where the limit came later (then it is
+-- paused for so long), after a step of the clock, which prolongs leases one after the other, and when a request was
+-- lost after its lease; the lease of such a one ends within late_ms.
 local shared = #read_rules(redis.call('HGET', policy, 'shared')) > 0
   and tonumber(redis.call('HGET', state, 'pause') or 0) <= thing.now and thing.raw - thing.step > 2 * longest_ms
 local surely = '(' .. text_of(thing.now + late_ms)
@@ -80,7 +83,8 @@ end
 for name, set in pairs({ backlog = backlog, begun = begun }) do
   local entries = first(set, 'WITHSCORES')
   for i = 1, #entries, 2 do
-    local id = string.match(entries[i], '^%d+:(.*)$') or entries[i]
+    local _, id = unpack_job(entries[i])
+    id = id or entries[i]
     local place = unfinished(id)
     check(place and tonumber(place) == tonumber(entries[i + 1]),
       'job ' .. id .. ' is in its ' .. name .. ' and does not wait there')

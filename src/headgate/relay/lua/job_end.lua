@@ -1,14 +1,13 @@
 #!lua flags=allow-oom
---- End a job: its result is kept for a while, its order and its place in the user's backlog are gone.
+--- End a job: keep its result for a while, and delete its order and its place in the user's backlog.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 jobs (stream)   4 orders (hash)   5 ends (zset id -> ms)
 ---          6 events (channel)   7 deadlines (zset id -> ms)   8 owners (zset user -> ms)
 ---          9 backlog/<user> (zset units:id -> place)   10 begun/<user> (zset units:id -> place)   11 line/<user> (zset)
---- ARGV     1 context   2 id   3 user   4 holder (empty: nobody's)   5 state   6 reason   7 response   8 keep_ms
+--- ARGV     1 context   2 id   3 user   4 holder (empty: an operator or caller)   5 state   6 reason   7 response   8 keep_ms
 --- RETURNS  the state it is in now; empty if there is no such job
 --- REFUSES  JOB_TAKEN  JOB_SENDING
 --- AGAIN    same answer: the first end stands
---@include line
---@include clock
+--@include upstream
 local meta, policy, jobs, orders, ends, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local deadlines, owners, backlog, begun, line = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local context, id, user, holder, state, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]

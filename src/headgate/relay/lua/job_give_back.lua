@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
---- Give back a job that is not being sent; its place in line stays. Whoever stops lets others look at once. Whoever is short
---- of room gives back what must wait anyway: that is looked at again when it was to be, unless it has just had a permit.
+--- Give back a job that is not being sent; its place in line stays. Whoever stops lets others look at once. Whoever is
+--- short of room gives back what must wait anyway: that is looked at again when it was to be, unless it has just had a
+--- permit.
 --- KEYS     1 orders (hash)   2 events (channel)   3 owners (zset user -> ms)   4 backlog/<user> (zset units:id -> place)
 ---          5 begun/<user> (zset units:id -> place)
 --- ARGV     1 id   2 user   3 holder   4 at_once (1: others look now; 0: when they would have)
 --- RETURNS  1 if it was given back, else 0
---- AGAIN    same answer: what is given back has another holder, or none
+--- AGAIN    same answer: a job that was given back has another holder, or none
 --@include hint
 local orders, events, owners, backlog, begun = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, user, holder, at_once = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'

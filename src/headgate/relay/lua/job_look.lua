@@ -1,12 +1,10 @@
 #!lua flags=allow-oom
---- Say that a runner is alive, and hear which users have jobs to be looked at, the longest overdue first.
+--- Record the heartbeat of a runner, and list the users whose jobs are due, the longest overdue first.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 owners (zset user -> ms)
 --- ARGV     1 context   2 process   3 most
 --- RETURNS  users
 --- AGAIN    same answer: the later time stands
---@include clock
---@include line
---@include backlog
+--@include upstream
 local meta, policy, relays, owners = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, process, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 

@@ -1,5 +1,5 @@
 #!lua
---- Accept a job: its place in its user's line is fixed now, and it is in the user's backlog for whoever sends it.
+--- Accept a job: fix its place in its user's line, and add it to the user's backlog, from which a runner sends it.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 jobs (stream of all that have not ended)   4 orders (hash)
 ---          5 events (channel)   6 line/<user> (zset waiter -> place)   7 backlog/<user> (zset units:id -> place)
 ---          8 owners (zset user -> ms)   9 deadlines (zset id -> ms)   10 users (zset user -> ms)
@@ -7,13 +7,13 @@
 --- RETURNS  place
 --- REFUSES  UPSTREAM_UNKNOWN  LINE_FULL
 --- AGAIN    same answer: a job of this id is accepted once
---@include clock
---@include line
+--@include upstream
 --@include backlog
 local meta, policy, jobs, orders, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local line, backlog, owners, deadlines, users = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local context, id, order, user, units = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local wait_ms, most, most_jobs = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local FIRST_VISIT_MS = 10000
 
 local known = redis.call('HGET', orders, id .. ':place')
 if known then
@@ -31,10 +31,10 @@ local place = text_of(next_number(thing))
 local entry = redis.call('XADD', jobs, '*', 'id', id)
 redis.call('HSET', orders, id .. ':order', order, id .. ':place', place, id .. ':entry', entry,
   id .. ':state', 'waiting')
-redis.call('ZADD', backlog, place, units .. ':' .. id)
-look_at(owners, user, thing.now)
+redis.call('ZADD', backlog, place, pack_job(units, id))
+make_due(owners, user, thing.now)
 redis.call('ZADD', deadlines, text_of(thing.now + wait_ms), id)
-redis.call('ZADD', users, 'NX', text_of(thing.now + KEEP_MS), user)
+redis.call('ZADD', users, 'NX', text_of(thing.now + FIRST_VISIT_MS), user)
 close_thing(thing)
 hint(events, 'job')
 return place

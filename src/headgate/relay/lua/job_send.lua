@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Mark a job as being sent, before its first byte leaves: from then on nobody may take it for untouched.
+--- Mark a job as being sent, before its first byte leaves: from then on it does not count as unsent.
 --- KEYS     1 orders (hash)
 --- ARGV     1 id   2 holder   3 attempt (a number of the holder's, so that a repeat counts once)
 --- RETURNS  attempts

@@ -3,7 +3,7 @@
 --- KEYS     1 meta (hash)   2 orders (hash)   3 ends (zset id -> ms)
 --- ARGV     1 context   2 most
 --- RETURNS  how many were forgotten
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include clock
 local meta, orders, ends = KEYS[1], KEYS[2], KEYS[3]
 local context, most = ARGV[1], tonumber(ARGV[2])

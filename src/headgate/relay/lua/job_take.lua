@@ -5,8 +5,7 @@
 --- RETURNS  state, order, place, attempts, age_ms, attempt (the last that was marked); nothing if it has ended
 --- REFUSES  JOB_TAKEN
 --- AGAIN    same answer: the holder is written again
---@include clock
---@include line
+--@include upstream
 local meta, policy, relays, orders = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, id, holder = ARGV[1], ARGV[2], ARGV[3]
 

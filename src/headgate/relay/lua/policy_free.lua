@@ -1,12 +1,11 @@
 #!lua flags=allow-oom
---- Shorten the hold that an upstream began with, because its store is known to have lost nothing for a while. What was before
---- that while may be lost, and counts for limits that are set later too.
+--- Shorten the hold that an upstream began with, because its store is known to have lost nothing for a while. What was
+--- before that while may be lost, and counts for limits that are set later too.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 events (channel)
 --- ARGV     1 context   2 age_ms (for how long the store has surely lost nothing)
 --- RETURNS  1 if it was shortened, else 0
 --- AGAIN    same answer: a hold is shortened once
---@include clock
---@include line
+--@include upstream
 local meta, policy, events = KEYS[1], KEYS[2], KEYS[3]
 local context, age_ms = ARGV[1], tonumber(ARGV[2])
 

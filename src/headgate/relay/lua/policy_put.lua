@@ -8,8 +8,7 @@
 --- RETURNS  version, 1 if the store knew nothing of it
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: a version counts once
---@include line
---@include clock
+--@include upstream
 --@include outgoing
 local meta, policy, events, users = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local flying, answered, opened, state, turns, heads = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -61,7 +60,8 @@ local shared, shares = #read_rules(saved.shared) > 0, #read_rules(redis.call('HG
 if not shares then
   redis.call('UNLINK', flying, answered, opened, state, turns, heads)
 elseif not shared and redis.call('EXISTS', users) == 1 then
-  -- Nobody counted together what the users sent one by one: that counts as a full window after the last of it has arrived.
+  -- Nobody counted together what the users sent one by one: that counts as a full window after the last of it has
+  -- arrived.
   redis.call('HSET', state, 'pause', text_of(leased_until + hold_ms))
 end
 if saved.version then

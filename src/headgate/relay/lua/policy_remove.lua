@@ -3,7 +3,7 @@
 --- KEYS     1 policy (hash)   2 events (channel)
 --- ARGV     none
 --- RETURNS  1 if it was there, else 0
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 --@include hint
 local policy, events = KEYS[1], KEYS[2]
 

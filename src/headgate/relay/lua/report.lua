@@ -1,19 +1,12 @@
 #!lua flags=allow-oom
---- Say again which permits one holds, not yet sent to not yet ended: after a lost history they count as in flight.
---- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
----          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
----          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)
----          12 line/<user> (zset waiter -> place)   13 patience/<user> (zset waiter -> ms)
----          14 fly/<user> (zset unit -> lease)   15 done/<user> (zset unit -> ms)   16 open/<user> (zset unit -> lease)
----          17 user/<user> (hash)
+--- Report again the permits that a process holds, from unsent to not yet ended: after a loss of data they count as in
+--- flight.
+--- KEYS     group user
 --- ARGV     1 context   2 user   3 lease_ms   4.. waiter
 --- RETURNS  how many units were not known any more
 --- AGAIN    same answer: a permit that is known is left alone
---@include clock
---@include line
-local keys = { meta = KEYS[1], policy = KEYS[2], relays = KEYS[3], turns = KEYS[4], heads = KEYS[5],
-  users = KEYS[6], flying = KEYS[7], answered = KEYS[8], opened = KEYS[9], state = KEYS[10], events = KEYS[11],
-  line = KEYS[12], patience = KEYS[13], fly = KEYS[14], done = KEYS[15], open = KEYS[16], user = KEYS[17] }
+--@include pools
+--@include user_keys
 local context, user, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local policy = read_policy(keys.policy, user)
@@ -21,7 +14,7 @@ local thing = open_upstream(keys.meta, policy, context)
 if thing.forgotten then
   return 0
 end
-local own, shared = open_side(keys, policy, thing)
+local own, shared = open_pools(keys, policy, thing)
 local lost = 0
 
 local function take_again(pool, unit)
@@ -44,6 +37,6 @@ for i = 4, #ARGV do
     end
   end
 end
-note_user(keys, own, user)
+schedule_user(keys, own, user)
 close_thing(thing)
 return lost

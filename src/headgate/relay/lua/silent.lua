@@ -1,11 +1,10 @@
 #!lua flags=allow-oom
---- Name processes that have fallen silent; forget those of whom nobody waits any more.
+--- List dead processes, and remove those that have no waiters any more.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)
 --- ARGV     1 context   2 most   3.. process (its waiters are out of their lines)
 --- RETURNS  processes
---- AGAIN    same answer: who is forgotten stays so until it is heard again
---@include clock
---@include line
+--- AGAIN    same answer: a removed process stays removed until its next heartbeat
+--@include upstream
 local meta, policy, relays = KEYS[1], KEYS[2], KEYS[3]
 local context, most = ARGV[1], tonumber(ARGV[2])
 

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
---- Tell for how long this store has surely lost nothing: since it was first used or its history last became uncertain. A
---- store that its maker knows to be new has lost nothing ever. This is kept beside a list of things, in its slot, so that
---- both are lost together: who finds no list finds a young store.
+--- Tell for how long this store has surely lost nothing: since it was first used or its history last became uncertain.
+--- A store that its maker knows to be new has lost nothing ever. This is kept beside a list of things, in its slot, so
+--- that both are lost together: who finds no list finds a young store.
 --- KEYS     1 meta (hash)   2 names (zset, by name)   3 since (hash)
 --- ARGV     1 context   2 name (of a thing)   3 new (1: the caller has just made this store)
 --- RETURNS  age in ms, 1 if a thing of this name is listed, else 0

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- Tell what has changed since the last look; another history than at that look means that changes may have been lost.
+--- List the changes since a number; another history than before means that changes may have been lost.
 --- KEYS     1 meta (hash)   2 changes (zset name -> number)
 --- ARGV     1 context   2 after (the number of the last change seen)   3 most
 --- RETURNS  history, then name, number, … of the changes, oldest first
@@ -9,5 +9,5 @@ local context, after, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 local thing = open_thing(meta, context, 0)
 local found = redis.call('ZRANGEBYSCORE', changes, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
--- Not the epoch that this visit would begin: nobody writes it down, and the next visit would begin another.
+-- Not the epoch that this visit would begin: it is not written, and the next visit would begin another.
 return { thing.replid .. ' ' .. (thing.saved[5] or ''), unpack(found) }

@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
---- Take what is due, most overdue first; nobody else gets it until the claim lapses.
+--- Claim the things that are due, most overdue first; no other process gets them until the claim lapses.
 --- KEYS     1 meta (hash)   2 due (zset name -> ms)   3 stamps (hash name -> number)
 --- ARGV     1 context   2 most   3 claim_ms
 --- RETURNS  name, stamp, name, stamp, …
 --- AGAIN    same answer: a claim whose reply was lost lapses by itself
 --@include clock
+--@include keep_time
 local meta, due, stamps = KEYS[1], KEYS[2], KEYS[3]
 local context, most, claim_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 

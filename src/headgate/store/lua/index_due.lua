@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- Tell what is due soon, most overdue first; nobody takes it.
+--- List the things that are due soon, most overdue first, without claiming them.
 --- KEYS     1 meta (hash)   2 due (zset name -> ms)
 --- ARGV     1 context   2 within_ms   3 most
 --- RETURNS  name, …

@@ -3,7 +3,7 @@
 --- KEYS     1 names (zset, by name)   2 due (zset name -> ms)   3 stamps (hash name -> number)
 --- ARGV     1 name   2 stamp
 --- RETURNS  1 if it was struck, else 0
---- AGAIN    same answer: what is gone stays gone
+--- AGAIN    same answer: a second run finds nothing more
 local names, due, stamps = KEYS[1], KEYS[2], KEYS[3]
 local name, stamp = ARGV[1], ARGV[2]
 

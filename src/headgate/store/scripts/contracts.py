@@ -11,8 +11,9 @@ from typing import Final
 from headgate.store.scripts.script import SHARED, BrokenScript, Script
 
 LONGEST: Final = 120
+LONGEST_RENDERED: Final = 600
 _USE = re.compile(r"\b(KEYS|ARGV)\[(\d+)\]")
-_LOCALS = re.compile(r"^local [\w, ]+ = ")
+_LOCALS = re.compile(r"^(local |keys\.)[\w., ]+ = ")
 _PARSING = re.compile(r"string\.\w+\(context\b|context:\w+\(")
 
 
@@ -36,23 +37,27 @@ def complaints(path: Path) -> Iterator[str]:
     lines = path.read_text().splitlines()
     if len(lines) > LONGEST:
         yield f"{path.name}: {len(lines)} lines; {LONGEST} is the most"
-    named = {"KEYS": set[int](), "ARGV": set[int]()}
+    rendered = len(script.source.splitlines())
+    if rendered > LONGEST_RENDERED and not header.long:
+        yield f"{path.name}: {rendered} lines with its includes; above {LONGEST_RENDERED} the header says why under LONG"
     in_locals = True
     for number, line in enumerate(lines, 1):
         if not line or line.startswith(("--", "#!")):
             continue
         uses = _USE.findall(line)
         in_locals = in_locals and bool(_LOCALS.match(line) or (uses and line.startswith(" ")))
-        for table, index in uses:
-            named[table].add(int(index))
-            if not in_locals:
+        if not in_locals:
+            for table, index in uses:
                 yield f"{path.name}:{number}: {table}[{index}] is named once, in the locals under the header"
+    body = "\n".join(line for line in script.source.splitlines() if not line.startswith("---"))
+    named = {"KEYS": set[int](), "ARGV": set[int]()}
+    for table, index in _USE.findall(body):
+        named[table].add(int(index))
     for table, wanted in (("KEYS", len(header.keys)), ("ARGV", header.arguments + header.context)):
         missing = set(range(1, wanted + 1)) - named[table]
         extra = {index for index in named[table] if index > wanted}
         if missing or (extra and not (table == "ARGV" and header.variadic)):
             yield f"{path.name}: {table} {sorted(missing | extra)} do not match the header"
-    body = "\n".join(line for line in script.source.splitlines() if not line.startswith("---"))
     for code in header.refusals:
         if code not in body:
             yield f"{path.name}: {code} is promised under REFUSES but never refused"

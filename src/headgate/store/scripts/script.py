@@ -21,6 +21,7 @@ from headgate.store.keys import Thing, part_of_key
 SHARED: Final = Path(__file__).parent / "include"
 _NUMBERED = re.compile(r"(?<![\w.])(\d+)(\.\.)?\s+([a-z_][\w/<>-]*)")
 _INCLUDE = re.compile(r"^--@include (\w+)\Z")
+_GROUP = re.compile(r"^group (\w+)\b")
 _PLACE = re.compile(r"<(\w+)>")
 
 
@@ -29,7 +30,7 @@ class BrokenScript(Exception):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a script's header promises."""
+    """The contract in a script's header: its keys, arguments and refusals, and whether a call may be repeated."""
 
     summary: str
     keys: tuple[str, ...]
@@ -39,6 +40,7 @@ class Header(msgspec.Struct, frozen=True):
     refusals: tuple[str, ...]
     reads: bool
     repeatable: bool
+    long: str
 
 
 class Script:
@@ -97,21 +99,12 @@ def read_header(path: Path) -> Header:
     lines = path.read_text().splitlines()
     if not lines or not lines[0].startswith("#!lua"):
         raise BrokenScript(f"{path.name}: the first line must be #!lua, with its flags")
-    sections: dict[str, str] = {"SUMMARY": ""}
-    section = "SUMMARY"
-    for line in lines[1:]:
-        if not line.startswith("---"):
-            break
-        text = line[3:].strip()
-        word, _, rest = text.partition(" ")
-        if word in {"KEYS", "ARGV", "RETURNS", "REFUSES", "AGAIN"}:
-            section, text = word, rest.strip()
-        sections[section] = f"{sections.get(section, '')} {text}".strip()
+    sections = _sections(lines[1:])
     reads = "no-writes" in lines[0]
     for needed in ("SUMMARY", "KEYS", "ARGV", "RETURNS", *(() if reads else ("AGAIN",))):
         if not sections.get(needed):
             raise BrokenScript(f"{path.name}: the header says nothing under {needed}")
-    keys = _numbered(path, sections["KEYS"])
+    keys = _numbered(path, _with_group(path, sections["KEYS"]))
     arguments = _numbered(path, sections["ARGV"])
     again = sections.get("AGAIN", "")
     if not reads and not again.startswith(("same answer", "never")):
@@ -127,7 +120,32 @@ def read_header(path: Path) -> Header:
         refusals=tuple(re.findall(r"\b[A-Z][A-Z_]+\b", sections.get("REFUSES", ""))),
         reads=reads,
         repeatable=reads or again.startswith("same answer"),
+        long=sections.get("LONG", ""),
     )
+
+
+def _sections(lines: list[str]) -> dict[str, str]:
+    """Split a header into its sections, by the word in capitals that each begins with."""
+    sections: dict[str, str] = {"SUMMARY": ""}
+    section = "SUMMARY"
+    for line in lines:
+        if not line.startswith("---"):
+            break
+        text = line[3:].strip()
+        word, _, rest = text.partition(" ")
+        if word in {"KEYS", "ARGV", "RETURNS", "REFUSES", "AGAIN", "LONG"}:
+            section, text = word, rest.strip()
+        sections[section] = f"{sections.get(section, '')} {text}".strip()
+    return sections
+
+
+def _with_group(path: Path, text: str) -> str:
+    """Replace a leading `group NAME` by the keys that the include NAME_keys declares."""
+    group = _GROUP.match(text)
+    if group is None:
+        return text
+    lines = _find(path, f"{group[1]}_keys").read_text().splitlines()
+    return f"{_sections(lines)['KEYS']} {text[group.end() :]}"
 
 
 def _numbered(path: Path, text: str) -> list[tuple[str, bool]]:

@@ -1,17 +1,18 @@
 #!lua flags=no-writes
---- Show the line as everybody may see it, with marks along it so that each finds their own rank from their place.
+--- Read the public view of the line, with marks along it from which each user finds their rank by their place.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)
 --- ARGV     1 context   2 marks (how many)
 --- RETURNS  epoch, generation, serving, waiting, rate, now, how many of the marked were seen lately, then place,
 ---          rank, …
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --@include queue
---@include user
+--@include recent_calls
+--@include user_record
 local meta, policy, waiting, users = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, most = ARGV[1], tonumber(ARGV[2])
 
 local queue = open_queue({ meta = meta, policy = policy }, context)
-local refusal = unknown(queue)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Create a queue or change its policy, if nobody else changed it meanwhile; who did it and what changed is kept.
+--- Create a queue or change its policy, unless it was changed meanwhile; the audit keeps the change and its author.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 audit (stream)   4 events (stream)
 --- ARGV     1 context   2 expected (the version it must have; empty: any; 0: none)   3 who   4 json
 ---          5 generation (at least)   6 restoring (empty: no; else what it was: its clock's offset_ms, by how many ms its
@@ -10,6 +10,7 @@
 --- REFUSES  VERSION_CONFLICT
 --- AGAIN    never: the version it expected is gone after the first time
 --@include queue
+--@include note_served
 local meta, policy, audit, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, expected, who, json = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local generation, restoring, recalled = tonumber(ARGV[5]), ARGV[6] ~= '' and ARGV[6], ARGV[7]
@@ -26,7 +27,7 @@ if queue.deleted then
 end
 queue.generation = math.max(queue.generation, generation)
 if restoring then
-  -- Its clock goes on where it was, and with it places and numbers, also if TIME was once put back.
+  -- Its clock continues where it was, and so do places and numbers, even if TIME was put back once.
   local thing = queue.thing
   local offset, ahead, served, switches = string.match(restoring, '^(%d+) (%d+) (%d+) (%a*)$')
   local more = math.max(0, tonumber(offset) - thing.offset)

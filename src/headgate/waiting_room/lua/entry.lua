@@ -1,35 +1,24 @@
 #!lua
 --- Take one place at the tail of a queue for each user; a user already in line keeps the first place.
---- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
----          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
----          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
----          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
----          16 traces (hash)
+--- KEYS     group queue
 --- ARGV     1 context   2 remembered (epoch, the last place called in it, the last one called before it)
----          3 seed (of new ticket ids)   4.. user, nickname, claim (what they can show), trace
---- RETURNS  what all are told alike, packed: generation, seconds since there is a line, switches (1 wake, 2 paused),
----          grace_ms, serving, epoch, free, turnover, departures it is known from, seconds a seat is taken, the policy's pace,
----          the fastest turnover, seconds of a tick, turnover at first, seconds in which it slows down, how wrong what is
----          supposed of the late may be, seconds they hold a seat; then for each user, packed: state, account, place,
----          rank; and for who is called: left_ms, ticket, server, address
+---          3 seed (of new ticket ids)   4.. user, nickname, claim (see read_claim), trace
+--- RETURNS  the common part, then an answer for each user, packed as include/answer_record.lua says
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
+--- LONG     a request may restore a place, a ticket or a seat, in the same atomic step
 --@include arrive
-local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+--@include expected_wait
+--@include forget_user
+--@include queue_keys
 local context, remembered, seed = ARGV[1], ARGV[2], ARGV[3]
 
-local queue = open_queue({
-  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
-  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
-  events = events, traces = traces,
-}, context)
-local refusal = unknown(queue)
+local queue = open_queue(keys, context)
+local refusal = missing_queue(queue)
 if refusal then
   return refuse_askers(refusal, 4)
 end
-hear_served(queue, remembered)
+note_remembered(queue, remembered)
 local new_ticket = ticket_source(queue, seed)
 local ids, places, joining, replies = {}, {}, {}, { '' }
 for i = 4, #ARGV, 4 do
@@ -37,7 +26,7 @@ for i = 4, #ARGV, 4 do
 end
 local records = read_records(queue, ids)
 
---- Those who are new stand behind all others, so they join the line together.
+--- Add the newcomers to the line in one call, because they all stand behind the others.
 local function join()
   if #places > 0 then
     redis.call('ZADD', waiting, unpack(places))
@@ -70,9 +59,9 @@ local function arrive(id, nickname, claim)
   if joining[id] then
     join()
   end
-  local told = records[id] and tell_waiting(queue, records, id, proven)
-  if told then
-    return told
+  local answer = records[id] and answer_waiting(queue, records, id, proven)
+  if answer then
+    return answer
   end
   local user, trouble = unpack_user(id, records[id]), nil
   if user and user.account == 1 and not proven then
@@ -92,25 +81,25 @@ local function arrive(id, nickname, claim)
   if trouble then
     return trouble
   elseif user and not string.find('EFLB', user.state, 1, true) then
-    told = view(queue, user)
+    answer = answer_user(queue, user)
     records[id] = redis.call('HGET', users, id)
-    return told
+    return answer
   elseif user then
-    forget(queue, id)
+    forget_user(queue, id)
   end
   return newcomer(id, nickname, math.max(account, user and user.account or 0))
 end
 
 for i = 4, #ARGV, 4 do
   local id, trace = ARGV[i], ARGV[i + 3]
-  local told = arrive(id, ARGV[i + 1], ARGV[i + 2])
-  replies[#replies + 1] = told
-  if trace ~= '' and not told.err then
+  local answer = arrive(id, ARGV[i + 1], ARGV[i + 2])
+  replies[#replies + 1] = answer
+  if trace ~= '' and not answer.err then
     redis.call('HSET', traces, id, trace)
   end
 end
 join()
 write_records(queue, records)
 close_queue(queue)
-replies[1] = common(queue)
+replies[1] = pack_common(queue, calls_suspended(queue))
 return replies

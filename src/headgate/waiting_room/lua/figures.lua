@@ -1,18 +1,17 @@
 #!lua flags=no-writes
---- Show how a queue stands: its policy and version, its switches, and its numbers.
---- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 holds (zset)   5 seats (zset)   6 away (zset)
----          7 sessions (hash)   8 servers (hash)   9 leases (zset)   10 kept (zset)
+--- Read a queue's policy and version, its switches, and its figures.
+--- KEYS     group queue
 --- ARGV     1 context
 --- RETURNS  json, version, generation, epoch, paused, draining, waiting, away, holds, sessions, kept, servers,
 ---          capacity, rate, serving, offset_ms (of its clock), ahead_ms (its numbers, of that), then name, total, …
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
---@include placement
-local meta, policy, waiting, holds, seats, away = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local sessions, servers, leases, kept = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+--@include live_servers
+--@include recent_calls
+--@include queue_keys
 local context = ARGV[1]
 
-local queue = open_queue({ meta = meta, policy = policy, seats = seats, servers = servers, leases = leases }, context)
-local refusal = unknown(queue)
+local queue = open_queue(keys, context)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
---- Read what a gate must know of a queue: its policy, whether it is on and for which resources, and whose passes ended.
+--- Read a queue for a gate: its policy, the resources for which it is on, and the passes that were revoked.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 auto (hash resource -> since:above)   4 revoked (zset user -> ms when)
 --- ARGV     1 context   2 most revoked passes
 --- RETURNS  policy json, version, generation, now, [resource, …] that are on, [user, when, …] revoked lately
@@ -9,7 +9,7 @@ local meta, policy, auto, revoked = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local context, most = ARGV[1], tonumber(ARGV[2])
 
 local queue = open_queue({ meta = meta, policy = policy }, context)
-local refusal = unknown(queue)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end

@@ -1,14 +1,14 @@
 #!lua flags=no-writes
---- Look for what contradicts itself in one part of a queue, some members at a time; nothing is changed. What is looked at
---- in one step is compared with the rest of the queue as it is at that moment.
---- KEYS     1 meta (hash)   2 users (hash)   3 waiting (zset user -> place)   4 away (zset user -> deadline)
----          5 kept (zset user -> deadline)   6 finished (zset user -> ms)   7 tickets (hash)
----          8 holds (zset ticket -> deadline)   9 seats (zset server:kind:id)   10 sessions (hash)
+--- Find contradictions in one part of a queue, some members at a time, without changing anything. The members of one
+--- step are compared with the rest of the queue as it is at that moment.
+--- KEYS     group queue
 --- ARGV     1 part (one of these names, or sums)   2 cursor (0 at first)   3 count
 --- RETURNS  cursor (0: the end), members looked at, then what was found, …
---@include user
-local meta, users, waiting, away, kept, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local tickets, holds, seats, sessions = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+--@include user_record
+--@include ticket_record
+--@include seat_record
+--@include session_record
+--@include queue_keys
 local part, cursor, count = ARGV[1], ARGV[2], ARGV[3]
 local HOMES = { W = waiting, Y = away, K = kept, E = finished, F = finished, L = finished, B = finished }
 local NAMES = { W = 'waiting', Y = 'away', K = 'kept', E = 'finished', F = 'finished', L = 'finished', B = 'finished' }
@@ -24,12 +24,13 @@ local function has(set, member)
   return redis.call('ZSCORE', set, member)
 end
 
---- The user of a ticket or of a session, which stands behind the last colon.
-local function owner(text)
-  return text and string.match(text, ':([^:]*)$')
+--- Give the user of a ticket, or ''.
+local function ticket_owner(text)
+  local _, user = unpack_ticket(text)
+  return user or ''
 end
 
---- After a reset, promotion clears the seats that belong to nobody now: until then they are no contradiction.
+--- After a reset, promotion clears seats without an owner; until then they are no contradiction.
 local clearing = redis.call('HEXISTS', meta, 'clearing') == 1
 local looks = {}
 
@@ -42,13 +43,14 @@ function looks.users(id, packed)
     check(user.state ~= 'W' or not score or tonumber(score) == user.place, 'user ' .. id .. ' has two places')
   end
   if user.state == 'P' then
-    check(owner(redis.call('HGET', tickets, user.ticket)) == id, 'user ' .. id .. ' was called without a ticket')
-    check(has(holds, user.ticket) and has(seats, user.server .. ':h:' .. user.ticket),
+    check(ticket_owner(redis.call('HGET', tickets, user.ticket)) == id, 'user ' .. id .. ' was called without a ticket')
+    check(has(holds, user.ticket) and has(seats, seat(user.server, 'h', user.ticket)),
       'user ' .. id .. ' has a ticket that holds no seat')
   elseif user.state == 'K' then
-    check(has(seats, user.server .. ':k:' .. id), 'user ' .. id .. ' was dropped and no seat is kept')
+    check(has(seats, seat(user.server, 'k', id)), 'user ' .. id .. ' was dropped and no seat is kept')
   elseif user.state == 'A' then
-    check(owner(redis.call('HGET', sessions, user.session)) == id, 'user ' .. id .. ' is inside without a session')
+    local session = read_session(sessions, user.session)
+    check(session and session.user == id, 'user ' .. id .. ' is inside without a session')
   end
 end
 
@@ -62,24 +64,23 @@ looks.waiting, looks.away, looks.kept = of_state('W', 'waiting'), of_state('Y', 
 looks.finished = of_state('EFLB', 'finished')
 
 function looks.holds(ticket)
-  local user = read_user(users, owner(redis.call('HGET', tickets, ticket)) or '')
+  local user = read_user(users, ticket_owner(redis.call('HGET', tickets, ticket)))
   check(user and user.state == 'P' and user.ticket == ticket, 'a held seat belongs to nobody who was called')
 end
 
 function looks.tickets(ticket, text)
-  local user = read_user(users, owner(text) or '')
+  local user = read_user(users, ticket_owner(text))
   check(user and user.ticket == ticket, 'a ticket belongs to nobody')
 end
 
 function looks.seats(member)
-  local kind, id = string.match(member, '^[^:]*:(%l):(.*)$')
+  local _, kind, id = unpack_seat(member)
   check(clearing or (kind == 'h' and has(holds, id)) or (kind == 'k' and has(kept, id))
     or (kind == 's' and redis.call('HEXISTS', sessions, id) == 1), 'seat ' .. member .. ' is taken by nobody')
 end
 
 function looks.sessions(id, text)
-  local server = string.match(text, '^[^:]*:([^:]*):')
-  check(clearing or has(seats, (server or '') .. ':s:' .. id), 'session ' .. id .. ' has no seat')
+  check(clearing or has(seats, seat(unpack_session(id, text).server or '', 's', id)), 'session ' .. id .. ' has no seat')
 end
 
 if part == 'sums' then

@@ -1,32 +1,28 @@
 #!lua flags=allow-oom
---- Pause, resume, drain, admit by hand, reset or delete a queue, as its operator says; each leaves a trace in the
---- audit.
---- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset)   4 users (hash)   5 tickets (hash)   6 holds (zset)
----          7 seats (zset)   8 kept (zset)   9 away (zset)   10 finished (zset)   11 sessions (hash)
----          12 servers (hash)   13 leases (zset)   14 stays (zset)   15 events (stream)   16 traces (hash)
----          17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)   21 revoked (zset)
+--- Pause, resume, drain, admit by hand, reset or delete a queue, as an operator asks; the audit keeps
+--- each action.
+--- KEYS     group queue   17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)
+---          21 revoked (zset)
 --- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number
 ---          7 tombstone_ms
 --- RETURNS  the version now
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST VERSION_CONFLICT
 --- AGAIN    same answer: a request that was carried out is not carried out again
 --@include queue
-local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local leases, stays, events, traces, audit, history = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
-local traffic, auto, revoked = KEYS[19], KEYS[20], KEYS[21]
+--@include queue_keys
+local audit, history, traffic, auto, revoked = KEYS[17], KEYS[18], KEYS[19], KEYS[20], KEYS[21]
 local context, action, who, expected, request = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local number, tombstone_ms = tonumber(ARGV[6]), ARGV[7]
 local AUDIT_KEPT = 1000
 local REQUESTS_KEPT = 32
 
-local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
+local queue = open_queue(keys, context)
 -- Other operators may have been faster than a request that is sent again after its reply was lost.
 local requests = redis.call('HGET', meta, 'request') or ''
 if string.find(requests, request, 1, true) then
   return tonumber(queue.version or redis.call('HGET', meta, 'version_last'))
 end
-local refusal = unknown(queue)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end
@@ -51,8 +47,8 @@ elseif action == 'drain' then
 elseif action == 'admit' then
   redis.call('HINCRBY', meta, 'grants', number)
 elseif action == 'reset' then
-  -- Players on servers stay, and their servers go on reporting them; everybody else is told to enter again. Seats that
-  -- belong to nobody now are cleared by the next steps of promotion: until then they count as taken.
+  -- Players on servers stay, and their servers go on reporting them; all others must enter again. Seats without an
+  -- owner are cleared by the next steps of promotion, and count as taken until then.
   redis.call('UNLINK', waiting, users, tickets, holds, kept, away, finished, stays, traces)
   redis.call('HSET', meta, 'clearing', '', 'reset_at', text_of(queue.now))
   redis.call('HDEL', meta, 'grants', 'recalled', 'turnover', 'forecast', 'flow_age', 'flow_at', 'recent')

@@ -1,48 +1,52 @@
 #!lua flags=allow-oom
---- One step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for each.
---- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
----          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
----          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
----          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
----          16 traces (hash)
----          17 history (stream)
+--- Make one step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for
+--- each.
+--- KEYS     group queue   17 history (stream)
 --- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4 seed (of new ticket ids)
 --- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,
 ---          seconds predicted at entry, trace
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
 --- AGAIN    same answer: what a tick, the rate and the seats allow is kept in the store, so a second run calls no one
 ---          over
+--- LONG     one step must be atomic: it ends, counts, calls and measures
 --@include sweep
+--@include placement
+--@include fixed_seats
 --@include allowance
 --@include turnover
 --@include minutes
-local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+--@include queue_keys
 local history = KEYS[17]
 local context, most, most_finished, seed = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local VISIT_LATE_MS = 3000
+local MOST_TOGETHER = 1000
 
-local queue = open_queue({
-  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
-  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
-  events = events, traces = traces,
-}, context)
-local refusal = unknown(queue)
+local queue = open_queue(keys, context)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end
-queue.changed, queue.most_finished, queue.vanished, queue.hungry = {}, most_finished, { taken = 0, held = 0 }, false
+queue.changed, queue.most_finished, queue.vanished = {}, most_finished, { taken = 0, held = 0 }
+queue.rate_limited = false
 local new_ticket = ticket_source(queue, seed)
+
+local function call_collected()
+  for _, call in pairs(queue.collected) do
+    for first = 3, #call, MOST_TOGETHER do
+      perform(call[1], call[2], unpack(call, first, math.min(first + MOST_TOGETHER - 1, #call)))
+    end
+  end
+  queue.collected = false
+end
 
 local length = redis.call('ZCARD', waiting)
 local clearing = clear_orphans(queue)
 local budget = sweep(queue, most)
 local servers_open = queue.fixed and {} or open_servers(queue, false)
--- Where seats are one number, whoever loses a server keeps the seat: it was the queue's, and no more are taken.
+-- Where seats are one number, a user who loses a server keeps the seat: it is the queue's, and no more are taken.
 local pick = queue.fixed and fixed_picker(math.huge) or picker(servers_open, queue.packed)
 budget = clear_dead(queue, budget, pick, new_ticket)
--- Seats freed or taken a moment ago count: the pick above only served those whose server died.
+-- Seats freed or taken above count: that pick only served users whose server died.
 local before = { taken = redis.call('ZCARD', seats), held = redis.call('ZCARD', holds) }
 local free = math.min(queue.capacity and queue.capacity - before.taken or math.huge,
   queue.fixed and math.huge or free_seats(servers_open))
@@ -51,7 +55,7 @@ if queue.fixed then
 end
 
 local allowed, grants, take = allowance(queue)
--- Without a seat nobody is called, and so nobody is found to be away.
+-- Without a seat no user is called, so none is found to be away.
 local wanted = math.min(allowed + grants, free)
 local called, replies = 0, {}
 local traced = redis.call('HLEN', traces) > 0
@@ -61,9 +65,9 @@ while called < wanted and budget > 0 do
     break
   end
   local records = redis.call('HMGET', users, unpack(front))
-  -- All of them leave the line, whatever becomes of each; together, since finding each in a long line is what costs.
+  -- All of them leave the line in one call, because finding each of them in a long line is expensive.
   redis.call('ZREMRANGEBYRANK', waiting, 0, #front - 1)
-  queue.together = {}
+  queue.collected = {}
   for i, id in ipairs(front) do
     local user = unpack_user(id, records[i])
     budget = budget - 1
@@ -87,7 +91,7 @@ while called < wanted and budget > 0 do
       replies[#replies + 1] = traced and redis.call('HGET', traces, id) or ''
     end
   end
-  make_calls(queue)
+  call_collected()
 end
 if called > 0 then
   count(queue, 'admitted', called)
@@ -105,7 +109,8 @@ local first = due_in < 0 and redis.call('ZRANGE', finished, 0, 0, 'WITHSCORES') 
 if first[2] then
   due_in = math.max(1000, tonumber(first[2]) - queue.now)
 end
--- Whoever comes later than this tells the workers: the index of due things is in another slot and may have lost us.
+-- A request that comes later than this wakes the workers: the index of due queues, in another slot, may have lost this
+-- one.
 redis.call('HSET', meta, 'visit_by', busy > 0 and text_of(queue.now + due_in + VISIT_LATE_MS) or '0')
 close_queue(queue)
 if #queue.changed > 0 then

@@ -1,26 +1,19 @@
 #!lua flags=allow-oom
 --- Spend tickets, each exactly once: the held seat becomes a session's. The same session may ask again.
---- KEYS     1 meta (hash)   2 policy (hash)   3 waiting (zset user -> place)   4 users (hash)   5 tickets (hash)
----          6 holds (zset ticket -> deadline)   7 seats (zset server:kind:id)   8 kept (zset user -> deadline)
----          9 away (zset user -> deadline)   10 finished (zset user -> ms)   11 sessions (hash)   12 servers (hash)
----          13 leases (zset server -> deadline)   14 stays (zset session -> deadline)   15 events (stream)
----          16 traces (hash)
+--- KEYS     group queue
 --- ARGV     1 context   2.. ticket, instance, session
 --- RETURNS  for each ticket: user, nickname, server, seq, held_ms, trace, wake
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST TICKET_INVALID TICKET_USED TICKET_EXPIRED SESSION_TAKEN
 --- AGAIN    same answer: a ticket spent by this session answers as before
---@include moves
-local meta, policy, waiting, users, tickets, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local seats, kept, away, finished, sessions, servers = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local leases, stays, events, traces = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+--@include free_seat
+--@include end_session
+--@include server_record
+--@include ticket_record
+--@include queue_keys
 local context = ARGV[1]
 
-local queue = open_queue({
-  meta = meta, policy = policy, waiting = waiting, users = users, tickets = tickets, holds = holds, seats = seats,
-  kept = kept, away = away, finished = finished, sessions = sessions, servers = servers, leases = leases, stays = stays,
-  events = events, traces = traces,
-}, context)
-local refusal = unknown(queue)
+local queue = open_queue(keys, context)
+local refusal = missing_queue(queue)
 if refusal then
   return refuse_all(refusal, 2, #ARGV, 3)
 end
@@ -36,7 +29,7 @@ local function note_seq(id, seq)
 end
 
 local function redeem(ticket, instance, session)
-  local epoch, id = string.match(redis.call('HGET', tickets, ticket) or '', '^(%d+):(.*)$')
+  local epoch, id = unpack_ticket(redis.call('HGET', tickets, ticket))
   local user = id and read_user(users, id)
   if not user or user.ticket ~= ticket or string.find('WYL', user.state, 1, true) then
     return { err = 'TICKET_INVALID' }
@@ -45,13 +38,13 @@ local function redeem(ticket, instance, session)
     return { err = 'TICKET_INVALID This ticket holds a seat on another server.' }
   end
   if user.state ~= 'P' and user.state ~= 'E' then
-    local known = user.state == 'A' and user.session == session and read_session(queue, session)
+    local known = user.state == 'A' and user.session == session and read_session(sessions, session)
     if not known then
       return { err = 'TICKET_USED' }
     end
-    -- A report that was written before it asked again, and lacks the session, must not end it now.
+    -- A report that was written before this repeat, and lacks the session, must not end it.
     known.asked = next_number(queue.thing)
-    write_session(queue, known)
+    write_session(sessions, known)
     note_seq(known.server, known.asked)
     return { id, user.nickname, known.server, known.seq, -1, '', 0 }
   end
@@ -62,21 +55,22 @@ local function redeem(ticket, instance, session)
   if epoch ~= queue.epoch then
     return { err = 'TICKET_INVALID The store may have lost writes, so older tickets are void; ask for your status.' }
   end
-  local taken = read_session(queue, session)
+  local taken = read_session(sessions, session)
   if taken and taken.server == '' and not redis.call('ZSCORE', stays, session) then
-    end_session(queue, taken, false) -- of before a reset, and not cleared away yet
+    end_session(queue, taken, false) -- from before a reset, and not cleared yet
   elseif taken then
     return { err = 'SESSION_TAKEN' }
   end
   local held = user.server
   free_hold(queue, user)
-  if held == '' and instance ~= '' and live(queue, instance) then
+  local lease = held == '' and instance ~= '' and redis.call('ZSCORE', leases, instance)
+  if lease and tonumber(lease) > queue.time then
     user.server = instance
   end
   local seq = next_number(queue.thing)
   user.state, user.session = 'A', session
   write_user(users, user)
-  write_session(queue, { id = session, seq = seq, server = user.server, user = id })
+  write_session(sessions, { id = session, seq = seq, server = user.server, user = id })
   redis.call('ZADD', seats, 0, seat(user.server, 's', session))
   if not note_seq(user.server, seq) then
     redis.call('ZADD', stays, text_of(queue.time + queue.session_ms), session)
@@ -86,12 +80,12 @@ local function redeem(ticket, instance, session)
   if trace then
     redis.call('HDEL', traces, id)
   end
-  return { id, user.nickname, user.server, seq, held_ms(queue, user, deadline), trace or '',
-    queue.unattended and 1 or 0 }
+  local held_ms = math.max(0, queue.ticket_ms - (deadline - queue.time)) + math.max(0, user.eta - 1)
+  return { id, user.nickname, user.server, seq, held_ms, trace or '', queue.unattended and 1 or 0 }
 end
 
---- Note for the next step how many came in, and how long after the last one: until then they did not sit in their seats.
-local function note_comers(number)
+--- Count the users who came in, and the sum of ms since the last step of promotion, which measures turnover from them.
+local function note_arrivals(number)
   local stepped = tonumber(redis.call('HGET', meta, 'flow_at') or queue.time)
   redis.call('HINCRBY', meta, 'came', number)
   redis.call('HINCRBY', meta, 'came_ms', text_of(math.floor(number * math.max(0, queue.time - stepped))))
@@ -106,7 +100,7 @@ for i = 2, #ARGV, 3 do
 end
 close_queue(queue)
 if came > 0 then
-  note_comers(came)
+  note_arrivals(came)
 end
 if #changed > 0 then
   hint(events, 'changed ' .. table.concat(changed, ' '))

@@ -1,15 +1,15 @@
 #!lua flags=no-writes
---- Show every live server of a queue and what it has to offer.
+--- List the live servers of a queue with their capacity and the seats taken.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 seats (zset)   4 servers (hash)   5 leases (zset)
 --- ARGV     1 context
 --- RETURNS  for each server: id, address, capacity, most, sessions, holds, draining, reported
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST
---@include placement
+--@include live_servers
 local meta, policy, seats, servers, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context = ARGV[1]
 
 local queue = open_queue({ meta = meta, policy = policy, seats = seats, servers = servers, leases = leases }, context)
-local refusal = unknown(queue)
+local refusal = missing_queue(queue)
 if refusal then
   return refusal
 end

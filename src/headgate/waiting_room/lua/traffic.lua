@@ -8,12 +8,13 @@
 --- AGAIN    never: requests would be counted twice
 --@include queue
 --@include traffic
+--@include auto_record
 local meta, policy, traffic, auto, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local context, threshold, window_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local most_on, most_counted = tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local queue = open_queue({ meta = meta, policy = policy, events = events }, context)
-local refusal = unknown(queue)
+local refusal = missing_queue(queue)
 if refusal then
   return refuse_all(refusal, 6, #ARGV, 2)
 end
@@ -28,8 +29,8 @@ for i = 6, #ARGV, 2 do
     local above = total(counts) >= threshold
     write_traffic(traffic, resource, counts, part)
     if above and (on or redis.call('HLEN', auto) < most_on) then
-      local since = on and string.match(on, '^%d+') or text_of(queue.now)
-      redis.call('HSET', auto, resource, since .. ':' .. text_of(queue.now))
+      local since = on and unpack_auto(on) or text_of(queue.now)
+      redis.call('HSET', auto, resource, pack_auto(since, queue.now))
       switched, on = switched or not on, true
     end
   end

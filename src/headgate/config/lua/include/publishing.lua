@@ -1,16 +1,16 @@
 --- Publishing: new versions of keys, all or none, in one linear history.
 --@include clock
 --@include feed
+--@include version_record
 --@include room
 
-local LOST_VERSIONS = 100
 local SECRET = '"secret":true'
 local FIRST_DRAFT = 10
 
 --- Give the version that this very attempt made already, if only its answer was lost.
 local function made_before(versions, past, mark, key)
-  local last, first = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+)')
-  for version = tonumber(last), math.max(tonumber(first), tonumber(last) - 4), -1 do
+  local last, first = read_versions(versions, key)
+  for version = last, math.max(first, last - 4), -1 do
     local entry = redis.call('HGET', past, key .. '@' .. text_of(version))
     if entry and string.find(entry, mark, 1, true) then
       return text_of(version)
@@ -39,15 +39,15 @@ local function publish(keys, context, limits, nonce, common, drafts)
   for i = FIRST_DRAFT, #drafts, 4 do
     local key, expected, kind, fields = drafts[i], drafts[i + 1], drafts[i + 2], drafts[i + 3]
     named[key] = true
-    local last = string.match(redis.call('HGET', versions, key) or '', '^(%d+)')
-    local current = redis.call('HEXISTS', values, key) == 1 and last or '0'
+    local known = redis.call('HEXISTS', versions, key) == 1
+    local current = redis.call('HEXISTS', values, key) == 1 and text_of((read_versions(versions, key))) or '0'
     if expected ~= '' and expected ~= current and not (expected == '-1' and current ~= '0') then
       return {'conflict', key, current}
     end
-    new = new + (last and 0 or 1)
+    new = new + (known and 0 or 1)
     growth = growth + (kind == 'put' and #fields or 0) - redis.call('HSTRLEN', values, key)
   end
-  -- A namespace is read whole by those who watch it.
+  -- Watchers read a namespace as a whole, so its size is limited.
   local size = tonumber(redis.call('HGET', meta, 'size') or 0)
   if growth > 0 and size + growth > limits.namespace_bytes then
     return {'full', 'bytes'}
@@ -57,20 +57,20 @@ local function publish(keys, context, limits, nonce, common, drafts)
     return {'full', 'keys'}
   end
   local floor = redis.call('HGET', meta, 'floor') or '0'
-  local unborn = floor .. ' ' .. text_of(tonumber(floor) + 1) .. ' 0'
+  local unborn = pack_versions(tonumber(floor), tonumber(floor) + 1, 0)
 
-  local reply, told = {'published', '0'}, {}
+  local reply, entries = {'published', '0'}, {}
   for i = FIRST_DRAFT, #drafts, 4 do
     local key, kind, fields = drafts[i], drafts[i + 2], drafts[i + 3]
-    local last, first, count = string.match(redis.call('HGET', versions, key) or unborn, '^(%d+) (%d+) (%d+)$')
-    local version = tonumber(last) + 1
-    first, count = tonumber(first), tonumber(count) + 1
-    -- After a possible loss, versions that somebody may have seen are not given again.
-    local newest = redis.call('HGET', past, key .. '@' .. last)
+    local last, first, count = read_versions(versions, key, unborn)
+    local version = last + 1
+    count = count + 1
+    -- After a possible loss of data, versions that were perhaps seen are not given again.
+    local newest = redis.call('HGET', past, key .. '@' .. text_of(last))
     if newest and not string.find(newest, epoch, 1, true) then
       version = version + LOST_VERSIONS
     end
-    -- A value that nobody says is open or secret stays what it was, also when it is deleted and made again.
+    -- A value that is said to be neither open nor secret stays what it was, also when it is deleted and created again.
     local unsaid = not string.find(fields, '"secret":', 1, true)
     if unsaid and newest and string.find(newest, SECRET, 1, true) then
       fields = fields .. ',' .. SECRET
@@ -86,7 +86,7 @@ local function publish(keys, context, limits, nonce, common, drafts)
       end
       first, count = first + 1, count - redis.call('HDEL', past, key .. '@' .. text_of(first))
     end
-    redis.call('HSET', versions, key, text_of(version) .. ' ' .. text_of(first) .. ' ' .. text_of(count))
+    redis.call('HSET', versions, key, pack_versions(version, first, count))
     redis.call('HSET', past, key .. '@' .. text_of(version), entry)
     size = size + (kind == 'put' and #entry or 0) - redis.call('HSTRLEN', values, key)
     if kind == 'put' then
@@ -96,14 +96,14 @@ local function publish(keys, context, limits, nonce, common, drafts)
       redis.call('HDEL', values, key)
       redis.call('ZADD', deleted, text_of(thing.now), key)
     end
-    told[#told + 1] = entry
+    entries[#entries + 1] = entry
     reply[#reply + 1] = key
     reply[#reply + 1] = text_of(version)
   end
-  local all_told = '[' .. table.concat(told, ',') .. ']'
-  reply[2] = text_of(change(thing, changes, limits.history, 'publish', '', all_told))
+  local all_entries = '[' .. table.concat(entries, ',') .. ']'
+  reply[2] = text_of(change(thing, changes, limits.history, 'publish', '', all_entries))
   -- Contents are large: the history of changes is bounded by what it weighs too.
-  local weight = tonumber(redis.call('HGET', meta, 'weight') or 0) + #all_told
+  local weight = tonumber(redis.call('HGET', meta, 'weight') or 0) + #all_entries
   if weight > limits.history_bytes then
     redis.call('XTRIM', changes, 'MAXLEN', math.ceil(redis.call('XLEN', changes) / 2))
     weight = math.floor(weight / 2)

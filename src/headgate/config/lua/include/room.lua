@@ -1,15 +1,16 @@
---- Room for new keys: the longest deleted give way.
+--- Makes room for new keys by removing those deleted longest ago.
+--@include version_record
 
 --- Forget a deleted key; no key that is made from now on has a version that this one had.
 local function forget(meta, versions, past, deleted, key)
-  local last, first = string.match(redis.call('HGET', versions, key) or '0 1 0', '^(%d+) (%d+)')
-  for version = tonumber(first), tonumber(last) do
+  local last, first = read_versions(versions, key)
+  for version = first, last do
     redis.call('HDEL', past, key .. '@' .. text_of(version))
   end
   redis.call('HDEL', versions, key)
   redis.call('ZREM', deleted, key)
   local floor = tonumber(redis.call('HGET', meta, 'floor') or 0)
-  redis.call('HSET', meta, 'floor', text_of(math.max(floor, tonumber(last))))
+  redis.call('HSET', meta, 'floor', text_of(math.max(floor, last)))
 end
 
 --- Forget so many of the deleted keys, but none of those that are named; false if there are not so many.

@@ -1,11 +1,12 @@
---- What a lock's meta says on its steady clock: who holds it, until when, and from when on the next may have it.
+--- The lease of a lock on its steady clock: the holder, until when, and from when on the next may take it.
 ---
---- A lease that has ended is hidden at once, wherever it is read; the holder's name stays in meta until somebody else
---- takes the lock. While the clock is in doubt (holding) no lease ends.
+--- A lease that has ended is hidden at once, wherever it is read; the holder's name stays in meta until another
+--- takes the lock. While the clock is in doubt (holding), no lease ends.
 ---
---- A new lock's fences begin a minute ahead of the clock, where those of a lock that may have lost writes go on. A lock that then
---- loses its whole record begins above them again, since it gave less than one a microsecond meanwhile. Where the last fence is
---- ahead of the clock already, what was lost is a few that grew by count, and MOST_LOST above it is enough.
+--- A new lock's fences begin a minute ahead of the clock, where those of a lock that may have lost writes go on. A lock
+--- that then loses its whole record begins above them again, since it gave less than one a microsecond meanwhile. Where
+--- the last fence is ahead of the clock already, only a few fences that grew by one each were lost, and MOST_LOST above
+--- it is enough.
 --@include fast_path
 --@include clock
 local AHEAD_US = 60000000
@@ -36,7 +37,7 @@ local function open_lock(meta, context, saved)
   return lock
 end
 
---- Make somebody the holder for one TTL; what stays as it was is not written again. Gives the new fence.
+--- Make a waiter the holder for one TTL, and give the new fence; unchanged fields are not written again.
 local function give_lock(lock, holder, ttl_ms, delay_ms, label, ...)
   local fence = text_of(next_number(lock))
   close_thing(lock, 'holder', holder, 'fence', fence, 'ends', text_of(lock.now + ttl_ms), 'since', text_of(lock.now), ...)

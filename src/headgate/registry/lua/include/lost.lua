@@ -1,4 +1,4 @@
---- Who died lately: operators are told when they are back.
+--- Instances that died lately, so that operators are notified when they are back.
 local LOST_MS, MOST_LOST = 86400000, 100
 
 local function note_lost(thing, lost, id)
@@ -6,7 +6,7 @@ local function note_lost(thing, lost, id)
   redis.call('ZREMRANGEBYRANK', lost, 0, -MOST_LOST - 1)
 end
 
---- Give those who are back, once each.
+--- Give the instances that are back, once each.
 local function returned(thing, lost, states)
   local back = {}
   redis.call('ZREMRANGEBYSCORE', lost, '-inf', text_of(thing.now - LOST_MS))

@@ -1,8 +1,67 @@
---- Asking for a permit: grant it, or let the waiter stand in its user's line and say when to ask again. `acquire` asks
---- for everybody; `acquire_again` for those who have a place already, while the store is out of memory.
+--- Grants a permit, or adds the waiter to its user's line and says when to ask again. `acquire` does it for all
+--- waiters; `acquire_again` for those who have a place already, while the store is out of memory.
+--@include pools
 --@include turns
 --@include call
 --@include backlog
+--@include line
+
+--- Count the units wanted by waiters ahead in the line; those of dead processes leave it. Gives false if there are too
+--- many.
+local function units_ahead(keys, thing, waiter)
+  local rank = redis.call('ZRANK', keys.line, waiter)
+  if not rank or rank >= MOST_AHEAD then
+    return false
+  end
+  local units = 0
+  if rank > 0 then
+    for _, other in ipairs(redis.call('ZRANGE', keys.line, 0, rank - 1)) do
+      if alive(keys.relays, thing, other) then
+        units = units + units_of(other)
+      else
+        leave_line(keys, other)
+        keys.dropped = true
+      end
+    end
+  end
+  return units
+end
+
+local function take_units(pool, waiter, lease_at)
+  for n = 1, units_of(waiter) do
+    local unit = waiter .. '/' .. n
+    redis.call('ZADD', pool.fly, text_of(lease_at), unit)
+    if pool.concurrent then
+      redis.call('ZADD', pool.open, text_of(lease_at), unit)
+    end
+  end
+  pool.flying = pool.flying + units_of(waiter)
+  if pool.probe then
+    pool.probe = waiter
+    redis.call('HSET', pool.state, 'probe', waiter)
+  end
+end
+
+--- Count the units wanted by the users whose turn at the shared limits is earlier; those of dead processes lose it.
+local function turns_ahead(keys, thing, user)
+  local rank = redis.call('ZRANK', keys.turns, user) or redis.call('ZCARD', keys.turns)
+  if rank >= MOST_AHEAD then
+    return false
+  end
+  local units = 0
+  if rank > 0 then
+    for _, other in ipairs(redis.call('ZRANGE', keys.turns, 0, rank - 1)) do
+      local head = redis.call('HGET', keys.heads, other)
+      if head and alive(keys.relays, thing, head) then
+        units = units + units_of(head)
+      else
+        redis.call('ZREM', keys.turns, other)
+        redis.call('HDEL', keys.heads, other)
+      end
+    end
+  end
+  return units
+end
 
 local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most, lease_ms)
   local policy = read_policy(keys.policy, user)
@@ -11,7 +70,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
   end
   local units = units_of(waiter)
   local thing = open_upstream(keys.meta, policy, context)
-  local own, shared = open_side(keys, policy, thing)
+  local own, shared = open_pools(keys, policy, thing)
   if units > math.min(capacity_of(own), capacity_of(shared)) then
     return redis.error_reply('COST_TOO_HIGH One request may not cost more permits than the limit has.')
   end
@@ -19,7 +78,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
   tidy_pool(shared, thing, lease_ms)
 
   local function answer(how, position, ms, exact, room)
-    note_user(keys, own, user)
+    schedule_user(keys, own, user)
     close_thing(thing)
     return { how, text_of(place), position, text_of(ms), exact and 1 or 0, room, capacity_of(own) - room, thing.epoch,
       policy.version }
@@ -32,7 +91,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
 
   local length, jobs = redis.call('ZCARD', keys.line), redis.call('ZCARD', keys.backlog)
   if length > 0 then
-    drop_late(keys, thing, CALLS)
+    drop_expired(keys, thing, CALLS)
   end
   local standing = length > 0 and redis.call('ZSCORE', keys.line, waiter)
   if standing then
@@ -45,7 +104,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
   end
   local alone = length == 0
   if not alone and not standing then
-    stand(keys, waiter, place)
+    join_line(keys, waiter, place)
   end
   local ahead = alone and 0 or units_ahead(keys, thing, waiter)
   local jobs_ahead, job_units = awaited_jobs(keys, thing, place, jobs)
@@ -61,7 +120,7 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
   if granted then
     local left = own.probe and 0 or room - units
     if not alone then
-      drop_out(keys, waiter)
+      leave_line(keys, waiter)
     end
     take_units(own, waiter, thing.now + lease_ms)
     if not shared.none then
@@ -71,14 +130,14 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
     end
     begin_job(keys, user, jobs > 0 and place, thing.now)
     own.called = own.called - (alone and 0 or 1)
-    call_next(keys, own, shared)
+    notify_waiters(keys, own, shared)
     return answer(1, 0, lease_ms, true, left)
   end
 
   if alone then
-    stand(keys, waiter, place)
+    join_line(keys, waiter, place)
   end
-  redis.call('ZADD', keys.relays, text_of(thing.now), string.match(waiter, '^[^.]+'))
+  redis.call('ZADD', keys.relays, text_of(thing.now), process_of(waiter))
   local rank = redis.call('ZRANK', keys.line, waiter)
   local wanted = (ahead or rank + job_units) + units
   rank = rank + jobs_ahead
@@ -94,9 +153,9 @@ local function ask_for_permit(keys, context, user, waiter, place, wait_ms, most,
     wait = math.max(wait, wait_of(shared, nth))
     exact = exact and own_turn and nth <= known_of(shared) and not (shared.probe and turn > 0)
   end
-  call_next(keys, own, shared)
+  notify_waiters(keys, own, shared)
   if wait > wait_ms then
-    drop_out(keys, waiter)
+    leave_line(keys, waiter)
     return answer(2, rank + 1, wait, exact, math.max(0, room))
   end
   redis.call('ZADD', keys.patience, text_of(thing.now + wait_ms), waiter)

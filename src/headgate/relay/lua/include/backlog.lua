@@ -2,33 +2,34 @@
 ---
 --- Runners take only the first few jobs of each user, and these stand in the line with their places; the others wait in
 --- the backlog alone. A member is `units:id`. Places are never given twice, so a job that stands in the line as well is
---- found there by its place. While no runner is alive, jobs hold up nobody.
+--- found there by its place. While no runner is alive, jobs delay no other waiter.
 --@include text_of
 --@include hint
---@include line
+--@include upstream
+--@include job_record
 local HELD = 32
-local RUNNERS = 'jobs'
+local MOST_AHEAD = 64
 
---- Let runners look at a user now. Users are looked at in the order in which they became due, so one who is due already
---- keeps that time.
-local function look_at(owners, user, now)
+--- Make a user due for runners. Users are taken in the order in which they became due, so one who is due already keeps
+--- that time.
+local function make_due(owners, user, now)
   redis.call('ZADD', owners, 'LT', text_of(now), user)
 end
 
---- Count the jobs before a place (nil: all) that do not stand in the line yet, and their units; of many, the mean of the
---- first ones is taken for the others.
+--- Count the jobs before a place (nil: all) that do not stand in the line yet, and their units; of many, the mean of
+--- the first ones is taken for the others.
 local function jobs_before(backlog, line, place)
   local before = place and redis.call('ZCOUNT', backlog, '-inf', '(' .. text_of(place)) or redis.call('ZCARD', backlog)
   if before == 0 then
     return 0, 0
   end
-  local looked, standing, units = math.min(before, LOOK), 0, 0
+  local looked, standing, units = math.min(before, MOST_AHEAD), 0, 0
   local found = redis.call('ZRANGE', backlog, 0, looked - 1, 'WITHSCORES')
   for i = 1, #found, 2 do
     if redis.call('ZCOUNT', line, found[i + 1], found[i + 1]) > 0 then
       standing = standing + 1
     else
-      units = units + tonumber(string.match(found[i], '^%d+'))
+      units = units + unpack_job(found[i])
     end
   end
   if before > looked and looked > standing then
@@ -37,7 +38,7 @@ local function jobs_before(backlog, line, place)
   return before - standing, math.max(units, before - standing)
 end
 
---- Count the jobs that go before whoever stands at a place, and do not stand in the line yet, and their units.
+--- Count the jobs before a place that do not stand in the line yet, and their units; none while no runner is alive.
 local function awaited_jobs(keys, thing, place, jobs)
   if jobs == 0 or not alive(keys.relays, thing, RUNNERS) then
     return 0, 0
@@ -45,13 +46,13 @@ local function awaited_jobs(keys, thing, place, jobs)
   return jobs_before(keys.backlog, keys.line, place)
 end
 
---- Note that whoever stood at this place has a permit: a job that did has begun, and a runner may take another.
+--- Mark the job at a place, if there is one, as begun: it has a permit, and a runner may take another.
 local function begin_job(keys, user, place, now)
   local member = place and redis.call('ZRANGEBYSCORE', keys.backlog, text_of(place), text_of(place))[1]
   if member then
     redis.call('ZREM', keys.backlog, member)
     redis.call('ZADD', keys.begun, text_of(place), member)
-    look_at(keys.owners, user, now)
+    make_due(keys.owners, user, now)
     if redis.call('EXISTS', keys.backlog) == 1 then
       hint(keys.events, 'job')
     end

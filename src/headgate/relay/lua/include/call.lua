@@ -1,12 +1,12 @@
---- Calling waiters: those whose time has become known are told it, in the order of their line or of the users' turns.
+--- Notifies waiters whose time has become known, in the order of their line or of the users' turns.
 --@include hint
---@include line
 --@include room
+--@include waiter_record
 local CALLS = 16
 
---- Tell those at the front whose time has become known when it is. How many have been told is remembered, so that each
---- script goes on where the last one stopped; `from` says that those behind that rank must be told anew.
-local function call_from(pool, from, length, waiter_at, events)
+--- Notify the waiters at the front of the time at which they may go. The number notified is kept, so that each script
+--- continues where the last one stopped; `from` says that waiters behind that rank must be notified again.
+local function notify_from(pool, from, length, waiter_at, events)
   local changed = pool.policy ~= pool.version
   local known = math.max(0, math.min(known_of(pool), length, pool.probe and 1 or length))
   local called = math.max(0, math.min(pool.called, changed and 0 or from or known, known))
@@ -22,27 +22,27 @@ local function call_from(pool, from, length, waiter_at, events)
   end
 end
 
-local function call_line(keys, own, from)
+local function notify_line(keys, own, from)
   local length = redis.call('ZCARD', keys.line)
   if length == 0 and (own.called == 0 or not own.told) then
     return
   end
-  call_from(own, keys.dropped and 0 or from, length, function(rank)
+  notify_from(own, keys.dropped and 0 or from, length, function(rank)
     return redis.call('ZRANGE', keys.line, rank, rank)[1]
   end, keys.events)
 end
 
-local function call_turns(keys, shared, from)
+local function notify_turns(keys, shared, from)
   if shared.none then
     return
   end
-  call_from(shared, from, redis.call('ZCARD', keys.turns), function(rank)
+  notify_from(shared, from, redis.call('ZCARD', keys.turns), function(rank)
     local user = redis.call('ZRANGE', keys.turns, rank, rank)[1]
     return user and redis.call('HGET', keys.heads, user)
   end, keys.events)
 end
 
-local function call_next(keys, own, shared)
-  call_line(keys, own)
-  call_turns(keys, shared)
+local function notify_waiters(keys, own, shared)
+  notify_line(keys, own)
+  notify_turns(keys, shared)
 end

@@ -1,11 +1,9 @@
---- Windows of limits that were replaced stay in force beside the new limits until they have forgotten what was sent under
---- them: nobody else would count it together with what is sent now. A limit that was raised goes at once. Written as
---- `count ms until;`, each with the time at which it ends.
---@include text_of
---@include pool
+--- Keeps windows of limits that were replaced in force beside the new limits for one window: only they count the
+--- requests that were sent under them together with those of now. A limit that was raised ends at once.
+--@include rules_record
 local MOST_OUTGOING = 8
 
---- The most that limits let through in so many ms.
+--- Give the most units that limits let through in a time.
 local function allowed_in(rules, ms)
   local most = math.huge
   for _, rule in ipairs(rules) do
@@ -18,12 +16,12 @@ local function allowed_in(rules, ms)
   return most
 end
 
---- Give the windows that end when `rules` become `new`; `before` are those that were ending already.
+--- Give the windows that end when `rules` become `new`; `before` are those that were outgoing already.
 local function outgoing_rules(rules, before, new, now)
   local found, fresh = {}, read_rules(new)
   local function add(count, ms, ends)
     if #found < MOST_OUTGOING and ends > now and allowed_in(fresh, ms) <= count then
-      found[#found + 1] = table.concat({ text_of(count), text_of(ms), text_of(ends) }, ' ') .. ';'
+      found[#found + 1] = pack_outgoing(count, ms, ends)
     end
   end
   for _, rule in ipairs(read_rules(rules)) do
@@ -31,8 +29,8 @@ local function outgoing_rules(rules, before, new, now)
       add(rule.count, rule.ms, now + rule.ms)
     end
   end
-  for count, ms, ends in string.gmatch(before or '', '(%d+) (%d+) (%d+);') do
-    add(tonumber(count), tonumber(ms), tonumber(ends))
+  for _, rule in ipairs(add_outgoing({}, before, now)) do
+    add(rule.count, rule.ms, rule.until_ms)
   end
   return table.concat(found)
 end

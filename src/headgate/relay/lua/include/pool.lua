@@ -3,30 +3,13 @@
 --- A unit is in flight from its grant until the response, then in the log of responses. A window (N, W) has room while
 --- units in flight + responses in the last W < N; that is the whole rule. A bucket is charged at the response and
 --- drains at its rate; units in flight count as if they arrived now. Both are safe wherever between send and response
---- the request really arrived. What was granted and never reported counts as answered when its lease ends.
+--- the request really arrived. A unit that was granted and never reported counts as answered when its lease ends.
 --@include text_of
+--@include rules_record
 local REAP = 64
 local KEEP_MS = 10000
 
-local function read_rules(text)
-  local rules = { text = text or '' }
-  for kind, count, ms, burst in string.gmatch(text or '', '(%a) (%d+) (%d+) (%d+);') do
-    rules[#rules + 1] = { kind = kind, count = tonumber(count), ms = tonumber(ms), burst = tonumber(burst) }
-  end
-  return rules
-end
-
---- Add the windows of replaced limits that have not ended yet (`outgoing`).
-local function add_outgoing(rules, outgoing, now)
-  for count, ms, ends in string.gmatch(outgoing or '', '(%d+) (%d+) (%d+);') do
-    if tonumber(ends) > now then
-      rules[#rules + 1] = { kind = 'w', count = tonumber(count), ms = tonumber(ms), burst = 0 }
-    end
-  end
-  return rules
-end
-
---- A pool without rules stays closed, unless it is needed `always` to know who has a permit.
+--- Open a pool. One without rules stays closed, unless it is needed `always` to know who has a permit.
 local function open_pool(rules, fly, done, open, state, now, always)
   local pool = { rules = rules, fly = fly, done = done, open = open, state = state, now = now, keep = KEEP_MS }
   if #rules == 0 and not always then
@@ -50,8 +33,8 @@ local function open_pool(rules, fly, done, open, state, now, always)
   for index, rule in ipairs(rules) do
     rule.level, rule.at = tonumber(saved[7 + index * 2] or 0), tonumber(saved[8 + index * 2] or 0)
     if rule.kind == 'b' and pool.shape ~= rules.text then
-      -- The level was written under other limits, or misses answers that came under others: what was answered since the
-      -- bucket was surely empty counts.
+      -- The level was written under other limits, or lacks answers that came under others: all answers since the bucket
+      -- was certainly empty count.
       rule.level, rule.at = redis.call('ZCOUNT', done, text_of(math.floor(now - rule.memory)), '+inf'), now
     end
   end
@@ -63,7 +46,7 @@ local function level_now(pool, rule)
   return math.max(0, rule.level - math.max(0, pool.now - rule.at) * rule.count / rule.ms)
 end
 
---- Note that one unit was answered at `moment`; told again, only the later moment counts.
+--- Record that one unit was answered at `moment`; of repeated reports, only the latest moment counts.
 local function answer_unit(pool, unit, moment)
   local flew = redis.call('ZREM', pool.fly, unit) == 1
   local known = redis.call('ZSCORE', pool.done, unit)
@@ -73,7 +56,7 @@ local function answer_unit(pool, unit, moment)
   end
   if flew or not known then
     if pool.shape and pool.shape ~= pool.rules.text then
-      -- The levels of those limits do not know of this answer, should the same limits come back.
+      -- The levels of the former limits lack this answer, and are invalid if the same limits come back.
       redis.call('HDEL', pool.state, 'shape')
       pool.shape = false
     end
@@ -87,8 +70,8 @@ local function answer_unit(pool, unit, moment)
   end
 end
 
---- Forget old responses; take units whose lease has ended for answered at that moment. Not while the clock is in doubt:
---- after a step of the clock, leases begin anew. `every`: also what is left of a limit of another kind.
+--- Remove old responses, and count units whose lease has ended as answered at that moment; not while the clock is in
+--- doubt. After a step of the clock, leases begin anew. `every` also removes the units of a limit of another kind.
 local function tidy_pool(pool, thing, lease_ms, every)
   if pool.none then
     return
@@ -113,23 +96,4 @@ local function tidy_pool(pool, thing, lease_ms, every)
     redis.call('ZREMRANGEBYSCORE', pool.open, '-inf', text_of(pool.now))
   end
   redis.call('ZREMRANGEBYSCORE', pool.done, '-inf', '(' .. text_of(pool.now - pool.keep))
-end
-
-local function units_of(waiter)
-  return tonumber(string.match(waiter, '%.(%d+)$'))
-end
-
-local function take_units(pool, waiter, lease_at)
-  for n = 1, units_of(waiter) do
-    local unit = waiter .. '/' .. n
-    redis.call('ZADD', pool.fly, text_of(lease_at), unit)
-    if pool.concurrent then
-      redis.call('ZADD', pool.open, text_of(lease_at), unit)
-    end
-  end
-  pool.flying = pool.flying + units_of(waiter)
-  if pool.probe then
-    pool.probe = waiter
-    redis.call('HSET', pool.state, 'probe', waiter)
-  end
 end

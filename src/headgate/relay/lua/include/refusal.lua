@@ -1,5 +1,4 @@
---- What a refusal by the upstream does to a pool: a pause, and then a probe.
---@include text_of
+--- Pauses a pool after a refusal by the upstream, and lets one probe go first afterwards.
 --@include pool
 local LEAST_PAUSE_MS = 500
 local LONGEST_BACKOFF_MS = 60000
@@ -18,7 +17,7 @@ local function pause_pool(pool, waiter, pause_ms, jitter)
   redis.call('HSET', pool.state, 'pause', text_of(pool.pause), 'probe', '1', 'refusals', pool.refusals)
 end
 
---- Note that a request was answered: if it was the probe, everybody may go again.
+--- End the probe if it was this request that was answered: all may go again.
 local function end_probe(pool, waiter)
   if pool.probe == waiter then
     pool.probe, pool.refusals = false, 0

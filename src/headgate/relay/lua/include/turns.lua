@@ -1,29 +1,7 @@
---- The users' turns at the limits that they share: each stands in the round with the first waiter of their line.
---@include text_of
---@include line
+--- The users' turns at the limits that they share: each user takes part with the first waiter of their line.
+--@include upstream
 
---- Count the units wanted by the users whose turn at the shared limits comes before this one's.
-local function turns_ahead(keys, thing, user)
-  local rank = redis.call('ZRANK', keys.turns, user) or redis.call('ZCARD', keys.turns)
-  if rank >= LOOK then
-    return false
-  end
-  local units = 0
-  if rank > 0 then
-    for _, other in ipairs(redis.call('ZRANGE', keys.turns, 0, rank - 1)) do
-      local head = redis.call('HGET', keys.heads, other)
-      if head and alive(keys.relays, thing, head) then
-        units = units + units_of(head)
-      else
-        redis.call('ZREM', keys.turns, other)
-        redis.call('HDEL', keys.heads, other)
-      end
-    end
-  end
-  return units
-end
-
---- Stand in the round of users, or leave it: `place` is a number, or nil to keep the turn one has.
+--- Add a user to the turns, or take them out: `place` is a number, or nil to keep the present turn.
 local function take_turn(keys, user, wants, place)
   local head = wants and redis.call('ZRANGE', keys.line, 0, 0)[1]
   if not head then

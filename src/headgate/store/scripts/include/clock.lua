@@ -1,18 +1,20 @@
---- A thing's steady clock, its numbers that never repeat, and the notice that history may have been lost.
+--- A thing's steady clock, its numbers that never repeat, and the detection of a possible loss of data.
 ---
---- TIME is a wall clock and can step. now = TIME + offset never goes back: when TIME does, offset grows by as much. When
---- TIME is more than 5 s ahead of what the caller expects by its own monotonic clock, or a caller has seen such a step
---- lately, the thing holds: for one lease nothing expires, so that owners who are alive have time to say so.
+--- TIME is a wall clock and can step. now = TIME + offset never goes back: when TIME does, offset grows by as much.
+--- When TIME is more than 5 s ahead of the caller's expected time (by its own monotonic clock), or a caller has seen
+--- such a step lately, the thing holds: for one lease nothing expires, so that live owners have time to renew.
 ---
 --- After TIME was put back, a caller that has not read it since expects too much, and would not notice when it is put
---- right again. Callers read it every 2 s; until SETTLED_MS later nobody is believed, and a gap of more than 5 s between two
---- visits counts as a step. Each such gap brings that end nearer by 5 s, so a thing that is rarely visited holds twice at most.
+--- right again. Callers read TIME every 2 s, so the thing ignores the callers' expected time for 10 s (SETTLED_MS), and
+--- counts a gap of more than 5 s between two visits as a step. Each such gap shortens these 10 s by 5 s, so a thing
+--- that is rarely visited holds twice at most.
 ---
 --- The context names the primary's replication id. Another id than the thing last saw means a restart, a failover, a
---- restore or a moved slot: the last writes may be gone, and nobody could say that they are alive meanwhile. The thing is
---- then uncertain: new epoch, numbers far ahead, and it holds for one lease too.
+--- restore or a moved slot: the last writes may be gone, and owners could not renew meanwhile. The thing is then
+--- uncertain: it gets a new epoch, numbers far ahead, and holds for one lease too.
 ---
---- A script that reads more of meta hands over what it read, with these fields first: replid raw offset last epoch hold step was.
+--- A script that needs more fields of meta reads them itself and passes them as `saved`, with these fields first:
+--- replid raw offset last epoch hold step was.
 --@include read_context
 --@include server_time
 --@include text_of
@@ -21,8 +23,8 @@ local SAME_STEP_MS = 15000
 local SETTLED_MS = 10000
 local JUMP_US = 60000000
 
---- Tell whether the clock may have stepped forward since the last visit without the caller knowing.
-local function doubtful(thing, seen)
+--- Tell whether the clock may have stepped forward since the last visit without the caller noticing.
+local function may_have_stepped(thing, seen)
   if thing.turned then
     return true
   end
@@ -48,7 +50,7 @@ local function open_thing(meta, context, lease_ms, saved)
     thing.offset = thing.offset + seen - raw
   end
   thing.now = raw + thing.offset
-  -- For whoever asks whether the store was away: when the last visit was, and what the caller knows of it.
+  -- For scripts that detect outages: the time of the last visit, and the caller's expected time and outage.
   thing.seen, thing.expected = seen + tonumber(saved[3] or 0), expected
   thing.outage_from, thing.outage_until = outage_from, outage_until
   thing.us = raw_us + thing.offset * 1000
@@ -67,14 +69,14 @@ local function open_thing(meta, context, lease_ms, saved)
   if not saved[1] then
     thing.state, thing.step = 'new', step
   else
-    -- Callers may hear of a new id one after the other; who still names the one before it changes nothing.
+    -- Callers learn of a new id one after the other; one that still names the previous id changes nothing.
     if saved[1] ~= replid and saved[8] ~= replid then
       thing.state, thing.replid, thing.was = 'uncertain', replid, saved[1]
       thing.last = math.max(thing.last, thing.us) + JUMP_US
       thing.hold, thing.held_anew = math.max(thing.hold, thing.now + (lease_ms or 0)), true
     end
-    -- Several callers report one step, each when it looked. One that came after the last visit is nobody's yet.
-    local leapt = raw - seen > STEP_MS and (doubtful(thing, seen) or ahead or undone)
+    -- Several callers report one step, each at another time. A step after the last visit was reported by none yet.
+    local leapt = raw - seen > STEP_MS and (may_have_stepped(thing, seen) or ahead or undone)
     step = leapt and raw or step
     if leapt or step > thing.step + (ahead and SAME_STEP_MS or STEP_MS) then
       thing.step, thing.hold = step, math.max(thing.hold, thing.now + (lease_ms or 0))
@@ -108,11 +110,4 @@ local function close_thing(thing, ...)
   redis.call('HSET', thing.meta, 'replid', thing.replid, 'was', thing.was, 'raw', text_of(thing.raw),
     'offset', text_of(thing.offset), 'last', text_of(thing.last), 'epoch', thing.epoch,
     'hold', text_of(thing.hold), 'step', text_of(thing.step), ...)
-end
-
---- Keep the time of a visit that changed nothing, if TIME was put back: what has passed since would not count otherwise.
-local function keep_time(thing)
-  if thing.offset > tonumber(thing.saved[3] or 0) then
-    close_thing(thing)
-  end
 end

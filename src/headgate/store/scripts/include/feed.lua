@@ -1,5 +1,5 @@
---- A thing's history: changes in a stream whose ids are revisions, each naming the one before it, so that whoever reads
---- on from a revision can tell a gap from silence.
+--- A thing's history: changes in a stream whose ids are revisions. Each names the revision before it, so that a reader
+--- who continues from a revision can tell a gap from silence.
 --@include clock
 --@include hint
 local function change(thing, changes, most, kind, member, value)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---- Give a thing whose history may have been lost its new epoch, and tell whoever watches.
+--- Assign a new epoch to a thing after a possible loss of data, and notify its watchers.
 --- KEYS     1 meta (hash)   2 changes (stream)
 --- ARGV     1 context
 --- RETURNS  the epoch, or 0 if there is no such thing

@@ -1,10 +1,13 @@
---- Somebody asks: find them, bring them back where they belong, and say how they stand.
+--- Answers a user's request: finds the user, puts back a lost place or a kept seat, and packs the state.
+--@include tickets
 --@include placement
-local ANSWER_FORM, COMMON_FORM, HELD_FORM = '<c1BdI4', '<ddBddd', '<dBc0Bc0Hc0'
+--@include answer_record
+--@include note_served
+local LOST_MS = 3600000
 
---- What an asker can show for themselves: nothing, or 'p' (proven) and further letters: a (an account), c (called, and not
---- known to have entered), e (enters: a full store takes entries of those it knows as questions for their status). Behind
---- them may stand the place, the generation and the nickname of a place token.
+--- Read what a caller can show: nothing, or `p` (proven) and further letters: a (an account), c (called, and not known
+--- to have entered), e (enters: a full store takes entries of users it knows as requests for their status). The place,
+--- the generation and the nickname of a place token may follow.
 local function read_claim(claim)
   if claim == '' then
     return false, 0
@@ -19,13 +22,13 @@ local function read_claim(claim)
   return true, account == 'a' and 1 or 0, token, enters == 'e'
 end
 
---- Take in which epoch the caller knows, the last place called in it, and the last one called before it.
-local function hear_served(queue, remembered)
+--- Take over the caller's memory: the epoch it knows, the last place called in it, and the last one called before it.
+local function note_remembered(queue, remembered)
   local epoch, serving, served = string.match(remembered, '^(%d+) (%d+) (%d+)$')
   note_served(queue, math.max(tonumber(served), epoch ~= queue.epoch and tonumber(serving) or 0))
 end
 
---- The records of those who ask together, by id, read in one call; `changed` is what will be written in one call.
+--- Read the records of all users of a batch in one call, by id; `changed` collects those to write, in one call too.
 local function read_records(queue, ids)
   local records, found = { changed = {} }, redis.call('HMGET', queue.keys.users, unpack(ids))
   for i, id in ipairs(ids) do
@@ -46,7 +49,11 @@ local function write_records(queue, records)
   end
 end
 
---- Say that a place is gone, and truly why.
+local function recently_lost(queue)
+  return queue.lost > 0 and queue.now - queue.lost < LOST_MS
+end
+
+--- Give the refusal for a place that is gone: by a reset, or by a loss of data.
 local function place_gone(queue)
   if tonumber(redis.call('HGET', queue.keys.meta, 'reset_at') or -1) == queue.lost then
     return { err = 'QUEUE_RESET' }
@@ -54,8 +61,14 @@ local function place_gone(queue)
   return { err = 'QUEUE_RESET The store may have lost your place. Show your place token, or enter again.' }
 end
 
---- Put somebody back whose place the store may have lost; they prove it with a signed token. Gives the person, or a
---- refusal.
+local function new_user(id, nickname, account, place)
+  return {
+    id = id, state = 'W', account = account, place = place, shown = 0, seen = 0, eta = 0,
+    ticket = '', server = '', session = '', nickname = nickname,
+  }
+end
+
+--- Put back a user whose place the store may have lost, as a signed place token proves. Gives the user, or a refusal.
 local function restore(queue, id, nickname, account, token)
   local place = token.place
   if token.generation > queue.generation then
@@ -73,19 +86,20 @@ local function restore(queue, id, nickname, account, token)
     end
   end
   local user = new_user(id, nickname, account, place)
-  stand_in_line(queue, user)
+  return_to_line(queue, user)
   if place <= queue.serving then
     hint(queue.keys.events, 'changed +' .. id)
   end
   return user, nil
 end
 
---- Come back to a kept seat: the same one, or room up to the most that another server takes, or the head of the line.
+--- Give a dropped user the kept seat again, or one on another server up to the most it takes, or the head of the line.
 local function come_back(queue, user, new_ticket)
   free_kept(queue, user)
   local server = user.server
   if not queue.fixed and server ~= '' then
-    local offered = live(queue, server) and read_server(queue, server)
+    local lease = redis.call('ZSCORE', queue.keys.leases, server)
+    local offered = lease and tonumber(lease) > queue.time and read_server(queue, server)
     if not offered or offered.draining then
       local other = picker(open_servers(queue, true), queue.packed)()
       server = other and other.id
@@ -94,50 +108,43 @@ local function come_back(queue, user, new_ticket)
   if server then
     give_ticket(queue, user, server, new_ticket())
   else
-    stand_in_line(queue, user)
+    return_to_line(queue, user)
   end
   hint(queue.keys.events, 'changed +' .. user.id)
 end
 
---- Note that a known person asked; a ticket that ran out or became void is dealt with here and now. One that was never
---- shown cannot run out while its seat is held: its owner is here.
+--- Note that a known user asked, end a ticket that ran out, and replace one that became void. A ticket that its owner
+--- has not seen yet cannot run out while its seat is held, because the owner is here now.
 local function touch(queue, user, new_ticket)
   if user.state == 'P' then
     local deadline = tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0)
     if deadline <= queue.time and (ticket_seen(user) or deadline == 0) then
       expire_ticket(queue, user)
       hint(queue.keys.events, 'changed ' .. user.id)
-    elseif not string.find(redis.call('HGET', queue.keys.tickets, user.ticket) or '', queue.epoch .. ':', 1, true) then
+    elseif unpack_ticket(redis.call('HGET', queue.keys.tickets, user.ticket)) ~= queue.epoch then
       free_hold(queue, user)
       give_ticket(queue, user, user.server, new_ticket())
     end
   elseif user.state == 'Y' then
     redis.call('ZREM', queue.keys.away, user.id)
-    stand_in_line(queue, user)
+    return_to_line(queue, user)
   end
 end
 
---- Refuse whoever asks; what all are told alike comes first, and is nothing.
+--- Repeat a refusal for each user of a batch; the common part of the reply, which comes first, is empty.
 local function refuse_askers(refusal, width)
   local replies = refuse_all(refusal, 4, #ARGV, width)
   table.insert(replies, 1, '')
   return replies
 end
 
---- What all are told alike, packed.
-local function common(queue)
-  local switches = (queue.unattended and 1 or 0) + (standing(queue) and 2 or 0)
-  return struct.pack(COMMON_FORM, queue.generation, queue.flow_age / 1000, switches, queue.grace_ms, queue.serving,
-    tonumber(queue.epoch)) .. forecast(queue)
-end
-
---- A rank that was shown never rises.
+--- Limit a rank to the one shown before: a rank that was shown never rises.
 local function shown_rank(rank, shown)
   return shown > 0 and rank > shown and shown or rank
 end
 
---- Tell somebody who waits, as nearly all do: the record is patched, not taken apart. Gives nil for anybody else.
-local function tell_waiting(queue, records, id, proven)
+--- Answer a user who waits, as nearly all do: the record is patched, not unpacked. Gives nil for any other user.
+local function answer_waiting(queue, records, id, proven)
   local record = records[id]
   local state, account, place, shown, seen = struct.unpack(USER_HEAD, record)
   if state ~= 'W' or (account == 1 and not proven) then
@@ -155,27 +162,31 @@ local function tell_waiting(queue, records, id, proven)
   return struct.pack(ANSWER_FORM, 'W', account, place, rank)
 end
 
---- Tell somebody, whatever their state.
-local function view(queue, user)
+--- Answer a user in any state. One who sees the ticket for the first time has its whole time from now on.
+local function answer_user(queue, user)
   if user.state == 'W' then
     local rank = redis.call('ZRANK', queue.keys.waiting, user.id)
     if not rank then
-      stand_in_line(queue, user)
+      return_to_line(queue, user)
       rank = redis.call('ZRANK', queue.keys.waiting, user.id)
     end
     user.shown, user.seen = shown_rank(rank + 1, user.shown), queue.seconds
     write_user(queue.keys.users, user)
     return struct.pack(ANSWER_FORM, 'W', user.account, user.place, user.shown)
   end
-  local told = struct.pack(ANSWER_FORM, user.state, user.account, user.place, 0)
+  local answer = struct.pack(ANSWER_FORM, user.state, user.account, user.place, 0)
   if user.state ~= 'P' then
-    return told
+    return answer
   end
+  local deadline = redis.call('ZSCORE', queue.keys.holds, user.ticket)
   if not ticket_seen(user) then
-    show_ticket(queue, user)
+    local since = tonumber(deadline or queue.time) - queue.ticket_ms
+    user.shown, user.eta = 0, 1 + math.max(0, math.min(queue.time - since, 86400000))
+    write_user(queue.keys.users, user)
+    deadline = queue.time + queue.ticket_ms
+    redis.call('ZADD', queue.keys.holds, text_of(deadline), user.ticket)
   end
-  local left = math.max(0, tonumber(redis.call('ZSCORE', queue.keys.holds, user.ticket) or 0) - queue.time)
+  local left = math.max(0, tonumber(deadline or 0) - queue.time)
   local server = user.server ~= '' and read_server(queue, user.server)
-  local address = server and server.address or ''
-  return told .. struct.pack(HELD_FORM, left, #user.ticket, user.ticket, #user.server, user.server, #address, address)
+  return answer .. pack_held(left, user.ticket, user.server, server and server.address or '')
 end

@@ -1,11 +1,12 @@
---- What was measured: how fast people are admitted, and one record a minute for monitoring.
+--- Measures how fast users are admitted, and keeps one record a minute for monitoring.
 --@include queue
+--@include recent_calls
 local MINUTE_MS = 60000
 local MINUTES_KEPT = 10080
 local RATE_PARTS = 20
 local TOTALS = { 'entered', 'admitted', 'issued', 'expired', 'redeemed', 'finished', 'left', 'abandoned', 'moved' }
 
---- Keep how many were called lately, and for how long there was a line: time in which nobody waited does not count there.
+--- Record the calls of this step, and for how long there has been a line; gives the queue time since the last step.
 local function measure_flow(queue, length, called)
   local meta = queue.keys.meta
   local at = tonumber(redis.call('HGET', meta, 'flow_at') or queue.time)
@@ -22,16 +23,12 @@ local function measure_flow(queue, length, called)
     else
       calls[#calls + 1] = { at = queue.now, number = called }
     end
-    local words = {}
-    for i, call in ipairs(calls) do
-      words[i] = text_of(call.at) .. ':' .. text_of(call.number)
-    end
-    redis.call('HSET', meta, 'recent', table.concat(words, ' '))
+    write_recent_calls(queue, calls)
   end
   return passed
 end
 
---- Close the minute that has passed, if one has: what happened in it, and how things stood at its end.
+--- Write the record of the minute that has passed, if one has: what happened in it, and the figures at its end.
 local function note_minute(queue, history, called)
   local meta = queue.keys.meta
   local minute = math.floor(queue.now / MINUTE_MS)

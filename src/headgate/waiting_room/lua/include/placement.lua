@@ -1,21 +1,7 @@
---- Which server the next ticket holds a seat on.
---@include moves
+--- Chooses the server on which the next ticket holds a seat.
+--@include live_servers
 
---- What all live servers last said of themselves. There may be a thousand, so they are not asked for one by one.
-local function live_servers(queue)
-  local ids = redis.call('ZRANGEBYSCORE', queue.keys.leases, '(' .. text_of(queue.time), '+inf')
-  local found = {}
-  for first = 1, #ids, MOST_TOGETHER do
-    local last = math.min(first + MOST_TOGETHER - 1, #ids)
-    for i, text in ipairs(redis.call('HMGET', queue.keys.servers, unpack(ids, first, last))) do
-      found[#found + 1] = unpack_server(queue, ids[first + i - 1], text)
-    end
-  end
-  return found
-end
-
---- All live servers that may take somebody, with the seats that are free; `room` counts up to what they can take at
---- most.
+--- List the live servers that have a free seat; `room` counts up to the most that they can take, beyond their capacity.
 local function open_servers(queue, room)
   local found = {}
   for _, server in ipairs(live_servers(queue)) do
@@ -29,16 +15,8 @@ local function open_servers(queue, room)
   return found
 end
 
-local function free_seats(servers)
-  local free = 0
-  for _, server in ipairs(servers) do
-    free = free + math.max(0, server.free)
-  end
-  return free
-end
-
---- A function that gives the next server with a free seat, or nil: the most free first level by level, or the fullest
---- first.
+--- Make a function that gives the next server with a free seat, or nil: the emptiest first, level by level, or, if
+--- `packed`, the fullest first.
 local function picker(servers, packed)
   table.sort(servers, function(one, other)
     if one.free ~= other.free then
@@ -64,16 +42,5 @@ local function picker(servers, packed)
       at = at + 1
     end
     return server
-  end
-end
-
---- Like picker, for a queue whose seats are one number: no server is named.
-local function fixed_picker(free)
-  return function()
-    if free <= 0 then
-      return nil
-    end
-    free = free - 1
-    return { id = '' }
   end
 end

@@ -1,5 +1,8 @@
---- What time ends: tickets, kept seats, stays, absences, dead servers, and the memory of those who are done.
---@include placement
+--- Ends all that is due: tickets, kept seats, stays, absences, dead servers, and records of users whose stay has ended.
+--@include tickets
+--@include server_record
+--@include end_session
+--@include forget_user
 
 local function due(key, until_ms, most)
   return redis.call('ZRANGEBYSCORE', key, '-inf', text_of(until_ms), 'LIMIT', 0, most)
@@ -7,8 +10,8 @@ end
 
 local CLEARED_TOGETHER = 500
 
---- After a reset, free the seats whose owners are gone, some at a time; gives whether there may be more. Nobody gave
---- them up, so what is known of how long a seat is taken begins anew.
+--- After a reset, free seats whose owners are gone, some at a time; gives whether there may be more. They are no
+--- departures, so the measurement of how long a seat is taken begins anew.
 local function clear_orphans(queue)
   local keys = queue.keys
   local cleared_to = redis.call('HGET', keys.meta, 'clearing')
@@ -21,11 +24,11 @@ local function clear_orphans(queue)
   local orphans, ended = {}, {}
   local owners = { h = keys.holds, k = keys.kept, s = keys.stays }
   for _, member in ipairs(members) do
-    local server, kind, id = string.match(member, '^([^:]*):(.):(.*)$')
+    local server, kind, id = unpack_seat(member)
     local owned = redis.call('ZSCORE', owners[kind], id)
     if owned and kind == 'k' then
       local owner = read_user(keys.users, id)
-      owned = owner and owner.server == server -- they may have come back since, and sit elsewhere
+      owned = owner and owner.server == server -- the user may have come back since, to another server
     end
     if (kind ~= 's' or server == '') and not owned then
       orphans[#orphans + 1] = member
@@ -46,11 +49,23 @@ local function clear_orphans(queue)
   return true
 end
 
---- End at most `budget` things that are due by themselves; gives what is left of the budget.
+--- End a ticket that its owner never saw: they were called while absent, so they are away and keep their place.
+local function withdraw_ticket(queue, user)
+  free_hold(queue, user)
+  redis.call('HDEL', queue.keys.tickets, user.ticket)
+  user.state, user.ticket, user.server, user.eta = 'Y', '', '', 0
+  write_user(queue.keys.users, user)
+  redis.call('ZADD', queue.keys.away, text_of(queue.time + queue.keep_ms), user.id)
+  count(queue, 'expired', 1)
+  count(queue, 'away', 1)
+end
+
+--- End at most `budget` tickets, kept seats, stays, absences and records that are due; gives what is left of the
+--- budget.
 local function sweep(queue, budget)
   local keys = queue.keys
   for _, ticket in ipairs(due(keys.holds, queue.time, budget)) do
-    local id = string.match(redis.call('HGET', keys.tickets, ticket) or '', '^%d+:(.*)$')
+    local _, id = unpack_ticket(redis.call('HGET', keys.tickets, ticket))
     local user = id and read_user(keys.users, id)
     if user and user.state == 'P' and user.ticket == ticket then
       if ticket_seen(user) then
@@ -77,7 +92,7 @@ local function sweep(queue, budget)
     budget = budget - 1
   end
   for _, id in ipairs(due(keys.stays, queue.time, budget)) do
-    end_session(queue, read_session(queue, id) or { id = id, server = '', user = '' }, false)
+    end_session(queue, read_session(keys.sessions, id) or { id = id, server = '', user = '' }, false)
     budget = budget - 1
   end
   for _, id in ipairs(due(keys.away, queue.time, budget)) do
@@ -91,21 +106,21 @@ local function sweep(queue, budget)
     budget = budget - 1
   end
   for _, id in ipairs(due(keys.finished, queue.now, budget)) do
-    forget(queue, id)
+    forget_user(queue, id)
     budget = budget - 1
   end
   local surplus = redis.call('ZCARD', keys.finished) - queue.most_finished
   if surplus > 0 and budget > 0 then
     for _, id in ipairs(redis.call('ZRANGE', keys.finished, 0, math.min(surplus, budget) - 1)) do
-      forget(queue, id)
+      forget_user(queue, id)
       budget = budget - 1
     end
   end
   return budget
 end
 
---- Clear servers whose lease is over: holders get a seat elsewhere and a new ticket, or the head of the line. So do the
---- owners of sessions that were redeemed since the server's last report: nobody knows whether it let them in. Sessions
+--- Clear servers whose lease is over: users with a ticket get a new one elsewhere, or the head of the line. So do the
+--- owners of sessions that were redeemed since the server's last report, because it may not have let them in. Sessions
 --- that it had reported end.
 local function clear_dead(queue, budget, pick, new_ticket)
   local keys, vanished = queue.keys, queue.vanished
@@ -117,7 +132,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
       vanished.taken, vanished.held = vanished.taken - 1, vanished.held - 1
     else
       user.seen = queue.seconds
-      stand_in_line(queue, user)
+      return_to_line(queue, user)
       write_user(keys.users, user)
     end
     queue.changed[#queue.changed + 1] = '+' .. user.id
@@ -127,7 +142,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
   local clear = {}
 
   function clear.s(id, server)
-    local session = read_session(queue, id) or { id = id, asked = 0, server = server.id, user = '' }
+    local session = read_session(keys.sessions, id) or { id = id, asked = 0, server = server.id, user = '' }
     if session.asked > server.confirmed then
       local user = remove_session(queue, session)
       if user then
@@ -140,7 +155,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
 
   function clear.h(ticket)
     redis.call('ZREM', keys.holds, ticket)
-    local holder = string.match(redis.call('HGET', keys.tickets, ticket) or '', '^%d+:(.*)$')
+    local _, holder = unpack_ticket(redis.call('HGET', keys.tickets, ticket))
     local user = holder and read_user(keys.users, holder)
     if user and user.state == 'P' and user.ticket == ticket then
       move(user)
@@ -160,7 +175,7 @@ local function clear_dead(queue, budget, pick, new_ticket)
     local server = read_server(queue, name) or { id = name, confirmed = 0 }
     local members = redis.call('ZRANGEBYLEX', keys.seats, '[' .. name .. ':', '(' .. name .. ';', 'LIMIT', 0, budget)
     for _, member in ipairs(members) do
-      local kind, id = string.match(member, '^[^:]*:(.):(.*)$')
+      local _, kind, id = unpack_seat(member)
       redis.call('ZREM', keys.seats, member)
       vanished.taken = vanished.taken + 1
       vanished.held = vanished.held + (kind == 'h' and 1 or 0)

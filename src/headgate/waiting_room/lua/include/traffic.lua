@@ -1,4 +1,4 @@
---- Traffic of a resource over a sliding window of ten parts, packed as "part:count,count,…" in one hash field.
+--- Counts requests for a resource over a sliding window of ten parts, packed as `part:count,count,…` in one hash field.
 local PARTS = 10
 
 --- Give the counts as of now, oldest parts emptied, and the part that now is in.
