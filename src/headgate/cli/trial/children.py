@@ -19,6 +19,7 @@ from time import monotonic
 import msgspec
 
 from headgate.cli.trial.log_lines import log_line
+from headgate.http.client import Pool, RequestFailed, write_head
 from headgate.kit.children import signal_child
 from headgate.kit.ports import free_port
 from headgate.kit.problems import HeadgateError
@@ -198,14 +199,11 @@ def _kill_group(process: asyncio.subprocess.Process) -> None:
 
 
 async def _says_ready(port: int) -> bool:
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                return (await reader.readline()).startswith(b"HTTP/1.1 200")
-            finally:
-                writer.close()
+    pool = Pool(f"http://127.0.0.1:{port}", max_connections=1)
+    with suppress(RequestFailed):
+        request = write_head("GET", b"/readyz", [(b"host", b"localhost"), (b"connection", b"close")])
+        status, _ = await pool.fetch("GET", request, 2)
+        return status == 200
     return False
 
 

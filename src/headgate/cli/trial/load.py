@@ -21,12 +21,12 @@ from headgate.cli import output
 from headgate.cli.flags import Json
 from headgate.cli.next_steps import instead, no_queue
 from headgate.cli.target import Url, target
+from headgate.cli.trial.crowd.client import CrowdClient, check_address
 from headgate.cli.trial.crowd.curves import Curve, arrivals
 from headgate.cli.trial.crowd.players import CrowdPlayer, Scene
 from headgate.cli.trial.crowd.record import Behaviour, CrowdFigures, CrowdRecord, Promise, duration
 from headgate.cli.trial.crowd.report import report as write_report
 from headgate.cli.trial.crowd.view import plain, view
-from headgate.cli.trial.crowd.wire import CrowdClient, check_address
 from headgate.kit.problems import HeadgateError
 from headgate.sdk import Headgate
 from headgate.waiting_room.model import DEFAULT_QUEUE
@@ -130,17 +130,17 @@ async def load(
     chance = random.Random(seed)
     record = CrowdRecord(players)
     async with client as hg:
-        wire = CrowdClient(client.url, client.token)
+        gateway = CrowdClient(client.url, client.token)
         with instead(QueueUnknown, no_queue(queue)):
             await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
-        scene = Scene(wire, record, queue, client.namespace, stay, arena, chatty)
+        scene = Scene(gateway, record, queue, client.namespace, stay, arena, chatty)
         crowd = _crowd(scene, players, shares, chance)
         times = arrivals(curve, players, over, chance)
         title = f"{players:,} players, {curve}, into {queue} at {client.url}"
         try:
             seconds, stopped = await _run(crowd, times, record, hg, queue, limit, title)
         finally:
-            wire.close()
+            gateway.close()
     figures = record.figures(seconds)
     choices = [
         ("gateway", client.url), ("queue", queue), ("arrivals", f"{curve}, over {over:g} s"),

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.cli.trial.crowd.client import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.cli.trial.crowd.record import Behaviour, CrowdRecord, Promise, Wait
-from headgate.cli.trial.crowd.wire import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.kit.ids import new_uuid
 from headgate.waiting_room.model import Entry, State, Status
 
@@ -32,7 +32,7 @@ _Answer = TypeVar("_Answer")
 class Scene(msgspec.Struct, frozen=True):
     """What all players have in common."""
 
-    wire: CrowdClient
+    client: CrowdClient
     record: CrowdRecord
     queue: str
     namespace: str
@@ -129,7 +129,7 @@ class CrowdPlayer:
             assert socket is not None
             stay = self._chance.expovariate(1 / self._scene.stay_seconds)
             if self._scene.chatty:
-                await socket.say(HELLO)
+                socket.send(HELLO)
             if self._behaviour is not Behaviour.CRASHING:
                 await asyncio.sleep(stay)
                 return
@@ -215,7 +215,7 @@ class CrowdPlayer:
             started = perf_counter()
             record.requests += 1
             try:
-                status, content = await self._scene.wire.call(method, path, body, headers)
+                status, content = await self._scene.client.call(method, path, body, headers)
             except Unreachable as error:
                 code, wait = error.code, pause
             else:
