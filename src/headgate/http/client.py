@@ -1,7 +1,7 @@
 """An HTTP/1.1 client with pools of connections that are kept open and reused.
 
-It reports two facts that general clients hide and the relay needs: whether any byte of a request was sent, and the moment
-the first byte of its response came.
+It reports two facts that general clients hide and the relay needs: whether any byte of a request was sent, and the
+moment the first byte of its response came.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self, method: str, head: bytes, body: Body | None = None, *, length: int | None = None,
         begin: Callable[[], None] | None = None, seconds: float,
     ) -> ClientResponse:  # fmt: skip
-        """Send a request and wait for the head of its response. `begin` is called right before the first byte is sent."""
+        """Send a request and wait for the head of its response; `begin` is called right before the first byte."""
         transport = self._transport
         if transport is None or self._closed:
             raise RequestFailed("The connection was closed before anything was sent.", "unsent")

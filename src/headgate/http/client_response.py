@@ -1,10 +1,10 @@
 """Parses one response, strictly: a response whose end is ambiguous is refused.
 
-The parser refuses two lengths, a length beside chunks, bad chunks, folded lines, bare line feeds and control characters.
-We also refuse transfer codings other than chunked, other protocols, and upgrades.
+The parser refuses two lengths, a length beside chunks, bad chunks, folded lines, bare line feeds and control
+characters. We also refuse transfer codings other than chunked, other protocols, and upgrades.
 
-A server may try to use up our CPU with tiny chunks, or with headers or trailers that do not end. So one step parses at most
-16 kB, and at most 64 kB in a row may be something else than the body (heads, chunk sizes, trailers).
+A server may try to use up our CPU with tiny chunks, or with headers or trailers that do not end. So one step parses at
+most 16 kB, and at most 64 kB in a row may be something else than the body (heads, chunk sizes, trailers).
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ async def serve_operations(
 ) -> AsyncIterator[int]:
     """Serve probes and metrics, and give the port (0 takes a free one).
 
-    `ready` returns the reason why the process is not ready, or None if it is. `notice` returns a warning for the operator
-    of a process that is ready, or None.
+    `ready` returns the reason why the process is not ready, or None if it is. `notice` returns a warning for the
+    operator of a process that is ready, or None.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as sock:

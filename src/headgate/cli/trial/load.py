@@ -132,7 +132,7 @@ async def load(
     async with client as hg:
         gateway = CrowdClient(client.url, client.token)
         with instead(QueueUnknown, no_queue(queue)):
-            await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
+            await hg.queue.board(queue)  # fails early if the gateway or the queue does not exist
         scene = Scene(gateway, record, queue, client.namespace, stay, arena, chatty)
         crowd = _crowd(scene, players, shares, chance)
         times = arrivals(curve, players, over, chance)
@@ -156,7 +156,7 @@ async def load(
 
 
 def _check_writable(report: Path) -> None:
-    """Say before the run, and not after it, that its report could not be written."""
+    """Raise NotWritable before the run rather than after it."""
     place = report if report.exists() else report.parent
     if report.is_dir() or not place.exists() or not os.access(place, os.W_OK):
         raise NotWritable(f"The report cannot be written to {report}; say where with --report.")
@@ -181,7 +181,7 @@ async def _run(
     limit: float,
     title: str,
 ) -> tuple[float, bool]:
-    """Let everybody arrive and play; ends when all are done, when time is up, or on Ctrl-C, which it says."""
+    """Run all players, at most until the time limit or Ctrl-C; give the seconds, and whether it was Ctrl-C."""
     stopped = False
     started = monotonic()
     playing: set[asyncio.Task[None]] = set()
@@ -194,7 +194,7 @@ async def _run(
                     if pause > 0:
                         await asyncio.sleep(pause)
                     playing.add(asyncio.create_task(player.play()))
-                # `gather` would take everybody along when time is up, and nobody would be left to be counted.
+                # `gather` would cancel all players at the time limit, before they are counted.
                 await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError:
         output.say("headgate: stopped; this is how far it went")
@@ -211,12 +211,12 @@ async def _run(
             task.cancel()
         await asyncio.gather(*unfinished, watching, return_exceptions=True)
     for task in playing.difference(unfinished):
-        task.result()  # what a player did not expect is ours to know
+        task.result()  # raises unexpected errors
     return seconds, stopped
 
 
 async def _watch(record: CrowdRecord, hg: Headgate, queue: str, started: float, title: str) -> None:
-    """Take samples and show them: drawn on a terminal, else as a line now and then."""
+    """Take samples and show them: drawn on a terminal, else as a line every few seconds."""
     console = Console(stderr=True)
     told = 0.0
     with Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else _Silent() as live:

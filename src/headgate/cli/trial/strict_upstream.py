@@ -1,6 +1,6 @@
 """A strict upstream: an HTTP server that counts requests per user and refuses those over its limit.
 
-It is the demo upstream of `headgate up`, and the upstream that `headgate relay prove`, the tests and the benchmark call.
+It is the demo upstream of `headgate up`, and the upstream in `headgate relay prove`, the tests and the benchmark.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StrictUpstream:
         *,
         recording: bool = True,
     ) -> None:
-        """With `recording` off it keeps no arrivals and bodies, and limiters of a bounded number of users, so it can run for ever."""
+        """Without `recording`, keep no arrivals or bodies and a bounded number of limiters, to run for ever."""
         self.delays = delays or Delays()
         self.arrivals: dict[str, list[float]] = {}
         self.bodies: list[bytes] = []
