@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from headgate.http.client import ClientConnection
-from headgate.http.client_response import HEAD_BYTES, STEP_BYTES, BadAnswer, ClientResponse
+from headgate.http.client_response import HEAD_BYTES, STEP_BYTES, BadResponse, ClientResponse
 from tests.http.echo import Echo
 from tests.http.relays import RelayProcess, client_of, put
 from tests.http.wires import Wire
@@ -94,7 +94,7 @@ async def test_what_is_read_of_an_endless_head_or_trailer_is_bounded(kind: str) 
     begin, piece = ENDLESS[kind]
     response = ClientResponse("GET")
     data, fed = begin + piece * 4, 0
-    with suppress(BadAnswer):
+    with suppress(BadResponse):
         while fed < len(data):
             fed += response.feed(data[fed:], 1.0)
     assert fed <= HEAD_BYTES + STEP_BYTES
@@ -131,4 +131,4 @@ async def test_an_answer_with_more_behind_it_is_whole_but_ends_its_connection() 
                 fed += response.feed(data[fed:], 1.0)
             assert response.complete
             assert response.take() == b"x" * 20_000
-            assert response.keep is not bool(more)
+            assert response.keep_alive is not bool(more)

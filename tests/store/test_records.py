@@ -10,12 +10,12 @@ from random import Random
 from typing import cast
 
 import pytest
+from headgate.registry.views import NO_OVERRIDE, ServiceShape, StoredInstance, read_override
 
 import headgate
 from headgate.gateway.tokens import _token
-from headgate.registry.views import NO_OVERRIDE, ServiceShape, StoredInstance, read_override
 from headgate.store import Script, Store
-from headgate.waiting_room.statuses import _COMMON, _LEFT, _OWN
+from headgate.waiting_room.statuses import _FACTS, _HOLD, _USER
 
 SOURCE = Path(headgate.__file__).parent
 HEADER = """#!lua
@@ -93,9 +93,9 @@ async def test_a_users_answer_is_read_as_it_was_written(store: Store, tmp_path: 
         " .. pack_held(tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7])"
     )
     reply = await write(store, tmp_path, "waiting_room", body, account, place, rank, left, ticket, server, address)
-    assert _OWN.unpack_from(reply) == (b"P", account, place, rank)
-    ms, length = _LEFT.unpack_from(reply, _OWN.size)
-    rest = reply[_OWN.size + _LEFT.size :]
+    assert _USER.unpack_from(reply) == (b"P", account, place, rank)
+    ms, length = _HOLD.unpack_from(reply, _USER.size)
+    rest = reply[_USER.size + _HOLD.size :]
     assert (ms, rest[:length]) == (pytest.approx(left), ticket.encode())
     assert rest[length:] == bytes([len(server)]) + server.encode() + struct.pack("<H", len(address)) + address.encode()
 
@@ -112,4 +112,4 @@ return pack_common(queue, true)"""
     values = (generation, age, grace, serving, epoch, free, *forecast)
     reply = await write(store, tmp_path, "waiting_room", body, *values)
     expected = (generation, age / 1000, 3, grace, serving, epoch, free, *forecast)
-    assert _COMMON.unpack(reply) == pytest.approx(expected)
+    assert _FACTS.unpack(reply) == pytest.approx(expected)

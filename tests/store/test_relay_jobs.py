@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.http.client import Pool
+from headgate.http.client import Pool, RequestFailed
 from headgate.http.routes import Message
 from headgate.kit.life import run_jobs
 from headgate.kit.problems import StoreUnavailable
@@ -19,7 +19,6 @@ from headgate.relay.forwarder import RelayRequest
 from headgate.relay.job_queue import JobQueue
 from headgate.relay.jobs import jobs
 from headgate.relay.model import JobState, Order, Upstream
-from headgate.relay.problems import UpstreamFailed
 from headgate.relay.proxy import Proxy
 from headgate.relay.relay import Relay
 from headgate.relay.request_body import RequestBody
@@ -124,9 +123,9 @@ async def test_a_job_for_a_host_that_cannot_be_written_fails(
     view = await relay.jobs.get(id)
     assert (view.state, view.response) == (JobState.FAILED, None)
     assert "No connection" in (view.reason or "")
-    with pytest.raises(UpstreamFailed) as failed:
-        await Pool(url, verify_tls=True, most=1).take(5.0)
-    assert failed.value.members["outcome"] == "unsent"
+    with pytest.raises(RequestFailed) as failed:
+        await Pool(url, max_connections=1).acquire(5.0)
+    assert failed.value.outcome == "unsent"
 
 
 @pytest.mark.topology("standalone")

@@ -1,10 +1,10 @@
-"""One answer of an upstream, read strictly as its bytes come: no doubt about where it ends is passed on.
+"""Parses one response, strictly: a response whose end is ambiguous is refused.
 
-The parser refuses two lengths, a length beside chunks, bad chunks, folded lines, bare line feeds and control signs. What
-it would let through and we do not: codings other than chunks, other protocols, and an upgrade that nobody asked for.
+The parser refuses two lengths, a length beside chunks, bad chunks, folded lines, bare line feeds and control
+characters. We also refuse transfer codings other than chunked, other protocols, and upgrades.
 
-An upstream may also try to keep us busy: with tiny chunks, or with headers or trailers that do not end. So one step parses
-16 kB at most, and what is no body (heads, chunk sizes, trailers) may have 64 kB in a row.
+A server may try to use up our CPU with tiny chunks, or with headers or trailers that do not end. So one step parses at
+most 16 kB, and at most 64 kB in a row may be something else than the body (heads, chunk sizes, trailers).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ VERSIONS: Final = frozenset({"1.0", "1.1"})
 BODILESS: Final = frozenset({204, 304})
 
 
-class BadAnswer(Exception):
-    """What the upstream sent is not an answer in HTTP/1.1."""
+class BadResponse(Exception):
+    """The server sent something that is not an HTTP/1.1 response."""
 
 
 class ClientResponse:
-    """Reads one answer; interim ones before it are passed over."""
+    """Parses one response and skips interim responses before it."""
 
     __slots__ = ("_bodiless", "_body_left", "_chunked", "_length_known", "_now", "_overhead", "_parser", "buffered",
-                 "chunks", "complete", "first_byte", "headers", "keep", "ready", "status")  # fmt: skip
+                 "chunks", "complete", "first_byte", "headers", "keep_alive", "ready", "status")  # fmt: skip
 
     def __init__(self, method: str) -> None:
         self.status = 0
         self.headers: Headers = []
         self.ready = False
         self.complete = False
-        self.keep = False
+        self.keep_alive = False
         self.first_byte: float | None = None
         self.chunks: list[bytes] = []
         self.buffered = 0
@@ -48,7 +48,7 @@ class ClientResponse:
         self._parser = HttpResponseParser(self)
 
     def feed(self, data: bytes, now: float) -> int:
-        """Take as much of what came as one step may cost, and give how much that was; raises BadAnswer."""
+        """Parse at most one step of the data, and give the number of bytes used; raises BadResponse."""
         if self._surplus():
             return len(data)
         self._now = now
@@ -65,40 +65,40 @@ class ClientResponse:
         except (HttpParserError, HttpParserUpgrade) as error:
             if self._surplus():
                 return len(data)
-            raise BadAnswer(str(error.__context__ or error)) from error
+            raise BadResponse(str(error.__context__ or error)) from error
         if self.complete:
-            self.keep = self.keep and size == len(data)
+            self.keep_alive = self.keep_alive and size == len(data)
             return len(data)
         if self._overhead > HEAD_BYTES:
-            raise BadAnswer("its headers are too large")
+            raise BadResponse("its headers are too large")
         return size
 
     @property
     def sized(self) -> bool:
-        """Tell whether the head says how long the body is: such a body is no stream of events."""
+        """Tell whether the head has the length of the body; a stream of events has none."""
         return self._body_left is not None
 
     def take(self) -> bytes:
-        """Give what of the body has come since the last time."""
+        """Give the part of the body that arrived since the last call."""
         taken = self.chunks[0] if len(self.chunks) == 1 else b"".join(self.chunks)
         self.chunks.clear()
         self.buffered = 0
         return taken
 
     def end(self) -> bool:
-        """Hear that the connection ended; tell whether the answer is whole with that."""
-        self.keep = False
+        """Handle the end of the connection; tell whether the response is complete."""
+        self.keep_alive = False
         if self.ready and not self._length_known:
             self.complete = True
         return self.complete
 
     def _surplus(self) -> bool:
-        """Tell whether the answer is whole already: what comes then answers nothing, and the connection must end."""
+        """Tell whether the response is complete already: bytes after it make the connection unusable."""
         if self.complete:
-            self.keep = False
+            self.keep_alive = False
         return self.complete
 
-    # What the parser calls
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         if not self._surplus() and self.first_byte is None:
@@ -113,7 +113,7 @@ class ClientResponse:
             return
         status: int = self._parser.get_status_code()
         if self._parser.get_http_version() not in VERSIONS or status == 101 or status < 100:
-            raise BadAnswer("it speaks another protocol")
+            raise BadResponse("it speaks another protocol")
         if status < 200:
             return
         size = 0
@@ -121,13 +121,13 @@ class ClientResponse:
             size += len(name) + len(value)
             if name == b"transfer-encoding":
                 if self._length_known or value.lower() != b"chunked":
-                    raise BadAnswer("its transfer coding is not chunked")
+                    raise BadResponse("its transfer coding is not chunked")
                 self._length_known = self._chunked = True
             elif name == b"content-length":
                 self._length_known = True
-                self._body_left = int(value)  # the parser has seen to it that it is one number
+                self._body_left = int(value)  # the parser has checked that it is one number
         if size > HEAD_BYTES:
-            raise BadAnswer("its headers are too large")
+            raise BadResponse("its headers are too large")
         self.status = status
         self.ready = True
         if self._bodiless or status in BODILESS:
@@ -147,10 +147,10 @@ class ClientResponse:
             if not self.complete:
                 self._end_of_message()
             return
-        # An interim answer says nothing about when the request was counted; the next one does.
+        # Only the first byte of the final response says when the request was counted.
         self.headers = []
         self.first_byte = None
 
     def _end_of_message(self) -> None:
         self.complete = True
-        self.keep = self._parser.should_keep_alive()
+        self.keep_alive = self._parser.should_keep_alive()

@@ -1,19 +1,23 @@
 """The operations port that every process has: `/livez`, `/readyz` and `/metrics`.
 
-It answers three fixed addresses and closes the connection, in the process's own event loop: if the loop hangs, so does
-the probe, and that is the point. What faces users is another listener with another server.
+It is served in the process's own event loop, so that the probes of a process whose loop hangs fail.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from http import HTTPStatus
-from typing import Annotated
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Annotated, Final
 
 from msgspec import Meta
 
+from headgate.http.exchange import Exchange, RequestTarget
+from headgate.http.listener import listen
+from headgate.http.responses import rendered
+from headgate.http.routes import Answer
 from headgate.kit import metrics
 from headgate.kit.logs import get_logger
 from headgate.kit.settings import Doc, Settings
@@ -23,7 +27,7 @@ Notice = Callable[[], str | None]
 
 
 class OperationsSettings(Settings, section="ops"):
-    """Where probes and metrics are answered."""
+    """The address that serves probes and metrics."""
 
     host: Annotated[str, Doc("address to listen on; 0.0.0.0 where probes come from other machines")] = "127.0.0.1"
     port: Annotated[
@@ -31,10 +35,10 @@ class OperationsSettings(Settings, section="ops"):
     ] = 9464
 
 
+RESPONSE_SECONDS: Final = 5.0
+TEXT: Final = "text/plain; charset=utf-8"
+
 log = get_logger()
-_PATIENCE_SECONDS = 5.0
-_MOST_HEADER_BYTES = 16_384
-_TEXT = "text/plain; charset=utf-8"
 
 
 @asynccontextmanager
@@ -43,106 +47,53 @@ async def serve_operations(
 ) -> AsyncIterator[int]:
     """Serve probes and metrics, and give the port (0 takes a free one).
 
-    `ready` says why not, or None if ready. `notice` says what an operator should see to although requests are served.
+    `ready` returns the reason why the process is not ready, or None if it is. `notice` returns a warning for the
+    operator of a process that is ready, or None.
     """
-    under_way: set[asyncio.Task[None]] = set()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as sock:
+        sock.setblocking(False)
+        async with listen(partial(_serve, ready, notice), sock, stop_seconds=0) as listener:
+            listener.be_quiet()  # each response closes its connection
+            yield sock.getsockname()[1]
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                head = await _head(reader)
-            method, path = _first_line(head) if isinstance(head, bytes) else (b"GET", b"")
-            reply = await _answer_in_time(method, path, ready, notice) if isinstance(head, bytes) else head
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                writer.write(_rendered(*reply, with_body=method != b"HEAD"))
-                await writer.drain()
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        under_way.add(task)
-        try:
-            await answer(reader, writer)
-        finally:
-            under_way.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(accept, host, port, limit=_MOST_HEADER_BYTES)
+async def _serve(ready: Ready, notice: Notice | None, exchange: Exchange) -> None:
+    target = exchange.target
     try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
-
-Reply = tuple[HTTPStatus, str, bytes]
-
-
-async def _head(reader: asyncio.StreamReader) -> bytes | Reply:
-    """Read a request up to the end of its headers; give it, or why it cannot be read."""
-    head = b""
-    while b"\r\n\r\n" not in head:
-        if len(head) > _MOST_HEADER_BYTES:
-            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TEXT, b"the headers are larger than 16 kB\n"
-        more = await reader.read(_MOST_HEADER_BYTES)
-        if not more:
-            raise asyncio.IncompleteReadError(head, None)
-        head += more
-        if head.count(b"\n") > head.count(b"\r\n"):
-            return HTTPStatus.BAD_REQUEST, _TEXT, b"lines end with CR LF\n"
-    return head
-
-
-def _first_line(head: bytes) -> tuple[bytes, bytes]:
-    """Give a request's method and path; the path is empty if this is no request."""
-    words = head.partition(b"\r\n")[0].split(b" ")
-    if len(words) != 3 or not words[0] or not words[2].startswith(b"HTTP/1."):
-        return b"GET", b""
-    return words[0], words[1].partition(b"?")[0]
-
-
-async def _answer_in_time(method: bytes, path: bytes, ready: Ready, notice: Notice | None) -> Reply:
-    try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            return await _answer(method, path, ready, notice)
+        async with asyncio.timeout(RESPONSE_SECONDS):
+            answer = await _answer(target, ready, notice)
     except TimeoutError:
-        return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"no answer within {_PATIENCE_SECONDS:g} s\n".encode()
+        answer = _text(f"no answer within {RESPONSE_SECONDS:g} s", 503)
+    status, head, body = rendered(answer, 200)
+    head += b"content-length: %d\r\n\r\n" % len(body)
+    exchange.whole(status, head, b"" if target.method == "HEAD" else body)
 
 
-async def _answer(method: bytes, path: bytes, ready: Ready, notice: Notice | None) -> Reply:
-    text = _TEXT
-    if method not in (b"GET", b"HEAD"):
-        return HTTPStatus.METHOD_NOT_ALLOWED, text, b"only GET and HEAD\n"
-    match path:
-        case b"":
-            return HTTPStatus.BAD_REQUEST, text, b"this is not HTTP/1.1\n"
+async def _answer(target: RequestTarget, ready: Ready, notice: Notice | None) -> Answer:
+    if target.method not in ("GET", "HEAD"):
+        return _text("only GET and HEAD", 405)
+    match target.path:
         case b"/livez":
-            return HTTPStatus.OK, text, b"alive\n"
+            return _text("alive")
         case b"/readyz":
-            why_not = await _why_not(ready)
-            if why_not is None:
-                said = notice() if notice is not None else None
-                return HTTPStatus.OK, text, b"ready\n" if said is None else f"ready, but {said}\n".encode()
-            return HTTPStatus.SERVICE_UNAVAILABLE, text, f"{why_not}\n".encode()
+            if (reason := await _why_not(ready)) is not None:
+                return _text(reason, 503)
+            warning = notice() if notice is not None else None
+            return _text("ready" if warning is None else f"ready, but {warning}")
         case b"/metrics":
-            return HTTPStatus.OK, metrics.CONTENT_TYPE, await metrics.scrape()
+            return Answer(await metrics.scrape(), content_type=metrics.CONTENT_TYPE)
         case _:
-            return HTTPStatus.NOT_FOUND, text, b"here are /livez, /readyz and /metrics\n"
+            return _text("here are /livez, /readyz and /metrics", 404)
+
+
+def _text(words: str, status: int = 200) -> Answer:
+    return Answer(f"{words}\n", status, content_type=TEXT)
 
 
 async def _why_not(ready: Ready) -> str | None:
     try:
         return await ready()
-    except Exception as error:  # noqa: BLE001  # a probe must answer whatever the check ran into
+    except Exception as error:  # noqa: BLE001  # a probe gets a response whatever error the check raises
         log.warning("readiness check failed", error=repr(error))
         return "the readiness check failed"
-
-
-def _rendered(status: HTTPStatus, content_type: str, body: bytes, *, with_body: bool) -> bytes:
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
-        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + (body if with_body else b"")

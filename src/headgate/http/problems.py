@@ -37,15 +37,3 @@ class AddressTooBusy(HeadgateError):
     """This address holds as many connections as one may; close some, or have the gateway trust the proxy."""
 
     code, status = "address_too_busy", 429
-
-
-class UpstreamFailed(HeadgateError):
-    """The upstream closed the connection or sent what is not HTTP."""
-
-    code, status = "upstream_failed", 502
-
-
-class UpstreamTimeout(HeadgateError):
-    """The upstream did not answer in time."""
-
-    code, status = "upstream_timeout", 504

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.http.client import ClientConnection, Pool, PoolExhausted, write_head
+from headgate.http.client import ClientConnection, Pool, PoolExhausted, RequestFailed, RequestTimeout, write_head
 from headgate.http.client_response import ClientResponse, Headers
 from headgate.kit import traces
 from headgate.kit.problems import DeadlineExceeded
@@ -108,11 +108,11 @@ class RelayAnswer:
         """
         if self._ahead or self.truncated:
             return True
-        if not self._response.sized:
-            return await self._connection.body_begins(HEAD_SECONDS)
-        if not await self._connection.body_begins(self._seconds):
+        with _upstream_errors():
+            begun = await self._connection.body_begins(self._seconds if self._response.sized else HEAD_SECONDS)
+        if not begun and self._response.sized:
             raise UpstreamTimeout("The answer stopped after its head.", outcome="answered")
-        return True
+        return begun
 
 
 class Forwarder:
@@ -197,7 +197,7 @@ class Forwarder:
                 return
             finally:
                 permit.settle(Outcome.ENDED, age_seconds=self._age(response))
-                pool.give_back(connection)
+                pool.release(connection)
 
     async def _ask(
         self, name: str, policy: Upstream, request: RelayRequest, permit: Permit, before: AttemptCallback | None
@@ -207,7 +207,10 @@ class Forwarder:
             if before is not None:
                 await before()
             pool = self._pool(name, policy)
-            connection = await pool.take(min(policy.connect_seconds, max(0.05, permit.send_by - self._loop.time())))
+            with _upstream_errors():
+                connection = await pool.acquire(
+                    min(policy.connect_seconds, max(0.05, permit.send_by - self._loop.time()))
+                )
         except PoolExhausted:
             permit.give_back()
             raise PermitExpired from None
@@ -216,12 +219,12 @@ class Forwarder:
             raise
         length = request.body.length
         try:
-            with _span(name, policy, request) as span:
+            with _span(name, policy, request) as span, _upstream_errors():
                 headers = request_headers(with_trace(request.headers), policy, self._secrets, length=length)
                 head = write_head(request.method, request.target, headers)
                 body = None if length is not None and length <= 0 else request.body.chunks()
                 started = self._loop.time()
-                response = await connection.ask(
+                response = await connection.request(
                     request.method, head, body, length=length, begin=permit.sending, seconds=policy.timeout_seconds
                 )
                 span.answer(response.status)
@@ -231,7 +234,7 @@ class Forwarder:
             else:
                 permit.give_back()
             connection.close()
-            pool.give_back(connection)
+            pool.release(connection)
             raise
         permit.meters.upstream_seconds.observe((response.first_byte or started) - started)
         return connection, pool, response
@@ -263,12 +266,13 @@ class Forwarder:
             yield ahead
         first_byte = response.first_byte or 0.0
         report_at = first_byte + ANSWERED_SECONDS
-        async for chunk in connection.chunks(policy.timeout_seconds):
-            yield chunk
-            now = self._loop.time()
-            if policy.concurrent and now >= report_at:
-                report_at = now + policy.lease_ms / 3000
-                permit.settle(Outcome.ANSWERED, age_seconds=now - first_byte)
+        with _upstream_errors():
+            async for chunk in connection.chunks(policy.timeout_seconds):
+                yield chunk
+                now = self._loop.time()
+                if policy.concurrent and now >= report_at:
+                    report_at = now + policy.lease_ms / 3000
+                    permit.settle(Outcome.ANSWERED, age_seconds=now - first_byte)
 
     def _pool(self, name: str, policy: Upstream) -> Pool:
         pool = self._pools.get(name)
@@ -276,9 +280,21 @@ class Forwarder:
             if pool is not None:
                 pool.close()
             pool = self._pools[name] = Pool(
-                policy.base_url, verify_tls=policy.verify_tls, most=policy.max_connections, refused=self._refused
-            )
+                policy.base_url, verify_tls=policy.verify_tls, max_connections=policy.max_connections,
+                refused=self._refused, peer="upstream",
+            )  # fmt: skip
         return pool
+
+
+@contextmanager
+def _upstream_errors() -> Iterator[None]:
+    """Turn the errors of the HTTP client into those of the relay."""
+    try:
+        yield
+    except RequestTimeout as error:
+        raise UpstreamTimeout(str(error), outcome=error.outcome) from error
+    except RequestFailed as error:
+        raise UpstreamFailed(str(error), outcome=error.outcome) from error
 
 
 def _span(upstream: str, policy: Upstream, request: RelayRequest) -> AbstractContextManager[traces.Span]:
@@ -305,6 +321,6 @@ async def _short_body(connection: ClientConnection) -> tuple[bytes, bool]:
                 body += chunk
                 if len(body) > DRAIN_BYTES:
                     break
-    except (TimeoutError, UpstreamFailed, UpstreamTimeout):
+    except (TimeoutError, RequestFailed):
         return b"", True
     return bytes(body), False

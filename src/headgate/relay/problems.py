@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from headgate.http.problems import UpstreamFailed as UpstreamFailed
-from headgate.http.problems import UpstreamTimeout as UpstreamTimeout
 from headgate.kit.problems import HeadgateError
+
+
+class UpstreamFailed(HeadgateError):
+    """The upstream closed the connection or sent what is not HTTP."""
+
+    code, status = "upstream_failed", 502
+
+
+class UpstreamTimeout(HeadgateError):
+    """The upstream did not answer in time."""
+
+    code, status = "upstream_timeout", 504
 
 
 class UpstreamUnknown(HeadgateError):

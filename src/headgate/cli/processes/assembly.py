@@ -54,6 +54,7 @@ from headgate.relay.settings import RelaySettings
 from headgate.store import Index, Store, StoreSettings, open_store
 from headgate.waiting_room.admin_api import operations as queue_admin_operations
 from headgate.waiting_room.api import operations as queue_operations
+from headgate.waiting_room.jobs import jobs as waiting_room_jobs
 from headgate.waiting_room.settings import WaitingRoomSettings
 from headgate.waiting_room.waiting_room import WaitingRoom
 

@@ -1,1 +1,1 @@
-"""What demonstrates or proves: `up`, the demo shop, the load generator and the strict upstream."""
+"""Demonstrations and proofs: `up`, the demo shop, the load generator and `relay prove`."""

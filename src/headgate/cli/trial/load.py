@@ -21,12 +21,12 @@ from headgate.cli import output
 from headgate.cli.error_advice import instead, no_queue
 from headgate.cli.options import Json
 from headgate.cli.target import Url, target
+from headgate.cli.trial.crowd.client import CrowdClient, check_address
 from headgate.cli.trial.crowd.curves import Curve, arrivals
 from headgate.cli.trial.crowd.players import CrowdPlayer, Scene
 from headgate.cli.trial.crowd.record import Behaviour, CrowdFigures, CrowdRecord, Promise, duration
 from headgate.cli.trial.crowd.report import report as write_report
 from headgate.cli.trial.crowd.view import plain, view
-from headgate.cli.trial.crowd.wire import CrowdClient, check_address
 from headgate.kit.problems import HeadgateError
 from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
@@ -131,17 +131,17 @@ async def load(
     chance = random.Random(seed)
     record = CrowdRecord(players)
     async with client as hg:
-        wire = CrowdClient(client.url, client.token)
+        gateway = CrowdClient(client.url, client.token)
         with instead(QueueUnknown, no_queue(queue)):
-            await hg.queue.board(queue)  # nobody sets out for a gateway or a queue that is not there
-        scene = Scene(wire, record, queue, client.namespace, stay, arena, chatty)
+            await hg.queue.board(queue)  # fails early if the gateway or the queue does not exist
+        scene = Scene(gateway, record, queue, client.namespace, stay, arena, chatty)
         crowd = _crowd(scene, players, shares, chance)
         times = arrivals(curve, players, over, chance)
         title = f"{players:,} players, {curve}, into {queue} at {client.url}"
         try:
             seconds, stopped = await _run(crowd, times, record, hg, queue, limit, title)
         finally:
-            wire.close()
+            gateway.close()
     figures = record.figures(seconds)
     choices = [
         ("gateway", client.url), ("queue", queue), ("arrivals", f"{curve}, over {over:g} s"),
@@ -157,7 +157,7 @@ async def load(
 
 
 def _check_writable(report: Path) -> None:
-    """Say before the run, and not after it, that its report could not be written."""
+    """Raise NotWritable before the run rather than after it."""
     place = report if report.exists() else report.parent
     if report.is_dir() or not place.exists() or not os.access(place, os.W_OK):
         raise NotWritable(f"The report cannot be written to {report}; say where with --report.")
@@ -182,7 +182,7 @@ async def _run(
     limit: float,
     title: str,
 ) -> tuple[float, bool]:
-    """Let everybody arrive and play; ends when all are done, when time is up, or on Ctrl-C, which it says."""
+    """Run all players, at most until the time limit or Ctrl-C; give the seconds, and whether it was Ctrl-C."""
     stopped = False
     started = monotonic()
     playing: set[asyncio.Task[None]] = set()
@@ -196,7 +196,7 @@ async def _run(
                     if pause > 0:
                         await asyncio.sleep(pause)
                     playing.add(tasks.start(player.play()))
-                # `gather` would take everybody along when time is up, and nobody would be left to be counted.
+                # `gather` would cancel all players at the time limit, before they are counted.
                 await asyncio.wait(playing, return_when=asyncio.FIRST_EXCEPTION)
     except asyncio.CancelledError:
         output.say("headgate: stopped; this is how far it went")
@@ -211,12 +211,12 @@ async def _run(
         record.unfinished = len(crowd) - len(playing) + len(unfinished)
         await tasks.close()
     for task in playing.difference(unfinished):
-        task.result()  # what a player did not expect is ours to know
+        task.result()  # raises unexpected errors
     return seconds, stopped
 
 
 async def _watch(record: CrowdRecord, hg: Headgate, queue: str, started: float, title: str) -> None:
-    """Take samples and show them: drawn on a terminal, else as a line now and then."""
+    """Take samples and show them: drawn on a terminal, else as a line every few seconds."""
     console = Console(stderr=True)
     told = 0.0
     with Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else _Silent() as live:

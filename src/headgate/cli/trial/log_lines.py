@@ -1,4 +1,4 @@
-"""Log lines of child processes, shown with the child's name: readable on a terminal, untouched elsewhere."""
+"""Log lines of child processes, shown with the child's name: readable on a terminal, unchanged elsewhere."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _WIDTH = 8
 
 def show(name: str, text: str) -> None:
     """Print a child's line on stderr."""
-    said = _decoded(text)
+    entry = _decoded(text)
     if sys.stderr.isatty():
-        line = f"{_painted(f'{name:<{_WIDTH}}', _COLORS.get(name, 37))} {_readable(said) if said else text}"
+        line = f"{_painted(f'{name:<{_WIDTH}}', _COLORS.get(name, 37))} {_readable(entry) if entry else text}"
     else:
-        # A process that complains and ends does so in one sentence of `output.complain`.
-        line = text if said else log_line(name, "error" if text.startswith("headgate: ") else "info", text)
-    with suppress(OSError, ValueError):  # losing our own reader must not end what we keep running
+        # A process that fails prints one sentence by `output.complain`, which is not JSON.
+        line = text if entry else log_line(name, "error" if text.startswith("headgate: ") else "info", text)
+    with suppress(OSError, ValueError):  # children go on when nobody reads our stderr
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
 
 def log_line(process: str, level: str, event: str) -> str:
-    """Write a line as the logs of our processes have it."""
+    """Write a JSON line in the format of our logs."""
     time = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     return msgspec.json.encode({"time": time, "level": level, "event": event, "process": process}).decode()
 
@@ -39,13 +39,13 @@ def _decoded(text: str) -> dict[str, object] | None:
     return None
 
 
-def _readable(said: dict[str, object]) -> str:
-    level = str(said.pop("level", "info"))
-    time = str(said.pop("time", ""))[11:19]
-    event = said.pop("event", "")
-    said.pop("process", None)
-    trace = said.pop("exception", None)
-    keys = " ".join(f"{key}={value}" for key, value in said.items())
+def _readable(entry: dict[str, object]) -> str:
+    level = str(entry.pop("level", "info"))
+    time = str(entry.pop("time", ""))[11:19]
+    event = entry.pop("event", "")
+    entry.pop("process", None)
+    trace = entry.pop("exception", None)
+    keys = " ".join(f"{key}={value}" for key, value in entry.items())
     line = f"{time} {_painted(str(event), _LEVELS.get(level, 0))}{' ' if keys else ''}{_painted(keys, 2)}"
     return f"{line}\n{trace}" if trace else line
 

@@ -1,7 +1,7 @@
-"""The adversary: a strict upstream with jitter against live relays, and what it counted.
+"""`headgate relay prove`: sends requests through live relays to a strict upstream with jitter, and checks its counts.
 
-It does what no test of ours controls: real sockets, real processes, delays with a long tail. Its verdict is one number, the
-most arrivals in any window, against the limit that the upstream would have enforced.
+It uses real sockets, real processes and delays with a long tail. The result is one number: the most arrivals in any
+window, compared with the limit that the upstream enforces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ask = Callable[[str, float], Awaitable[int]]
 
 
 class ProofRun(msgspec.Struct, frozen=True):
-    """What is tried: so many requests of one user at once, against a limit."""
+    """One run: this many requests of one user at once, against a limit."""
 
     requests: int = 100
     count: int = 10
@@ -35,7 +35,7 @@ class ProofRun(msgspec.Struct, frozen=True):
     seed: int = 1
 
     def policy(self, url: str) -> Upstream:
-        """Write the policy that the relay gets."""
+        """Give the policy for the relay."""
         return Upstream(
             base_url=url,
             limits=(Limit(count=self.count, seconds=self.seconds),),
@@ -48,11 +48,11 @@ class ProofRun(msgspec.Struct, frozen=True):
 
     @property
     def deadline(self) -> float:
-        """Say how long the last request may wait."""
+        """Give the seconds that the last request may wait."""
         return 60.0 + 3 * self.seconds * (self.requests / self.count + 1)
 
     def limiter(self) -> ArrivalLimiter:
-        """Make the other side's limiter; a sliding log counts refused requests as well."""
+        """Make the limiter of the upstream; a sliding log counts refused requests as well."""
         match self.counter:
             case Counter.FIXED:
                 return FixedWindow(self.count, self.seconds, phase=self.seconds * 0.37)
@@ -65,7 +65,7 @@ class ProofRun(msgspec.Struct, frozen=True):
 
 
 class ProofVerdict(Wire, frozen=True):
-    """What the upstream saw."""
+    """The counts of the upstream."""
 
     requests: int
     answered: int
@@ -80,7 +80,7 @@ class ProofVerdict(Wire, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Tell whether nothing was refused and everything answered."""
+        """Tell whether no request was refused and all were answered."""
         return self.refused == 0 and self.answered == self.requests and self.largest_window <= self.limit
 
 
@@ -90,7 +90,7 @@ async def prove(
     relays: Sequence[Ask],
     progress: Callable[[int, int], None] = lambda done, largest: None,
 ) -> ProofVerdict:
-    """Flood the relays with one user's requests and judge the arrivals; `begin` writes the policy."""
+    """Send all requests of one user at once and check the arrivals; `begin` writes the policy."""
     loop = asyncio.get_running_loop()
     delays = Delays(trial.delay, tail=trial.tail, seed=trial.seed)
     answered = failed = 0

@@ -85,14 +85,14 @@ async def shop(
 
 
 class Rush:
-    """A crowd on its way to the lantern. It goes on until a line stands there, so a slow machine sees one too, only later."""
+    """Sends visitors to the lantern until enough of them wait, so that a queue forms on a slow machine too."""
 
     def __init__(self) -> None:
         self.came = 0
         self.waiting = 0
 
     async def run(self, url: str) -> None:
-        """Send visitors, each a newcomer, as fast as was said or as fast as this machine can."""
+        """Send new visitors at the set rate, or as fast as this machine can."""
         clock = asyncio.get_running_loop().time
         started = clock()
         limits = httpx2.Limits(max_connections=BROWSERS)
@@ -142,7 +142,7 @@ class Shop:
                 await _html(send, "Nothing here", '<p>There is nothing here. <a href="/">Back to the shop</a></p>', 404)
 
     async def close(self) -> None:
-        """Send the crowd home."""
+        """Stop the rush."""
         await self._tasks.close()
 
     def _busy(self) -> bool:
@@ -176,7 +176,7 @@ class Shop:
 
 
 async def _make_template(hg: Headgate, life: Life) -> None:
-    """Make the queue template of the shop, unless it is there; one that was changed stays as it is."""
+    """Create the queue template of the shop; an existing one stays unchanged."""
     backend = hg.backend
     if not isinstance(backend, Http):
         return

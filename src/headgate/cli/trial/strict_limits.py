@@ -1,7 +1,6 @@
-"""The other side, as strict as they come: limiters that count arrivals, and the judge of what they saw.
+"""The limiters of a strict upstream, and the count of arrivals in the fullest window.
 
-`headgate relay prove`, the demo upstream, the tests and the benchmark all use these, so that one definition of "never
-trips the limit" is measured everywhere.
+`headgate relay prove`, the demo upstream, the tests and the benchmark share them, so that all measure the same limit.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Protocol
 
 
 class ArrivalLimiter(Protocol):
-    """Counts arrivals at times that never go back; says whether each is allowed."""
+    """Counts arrivals, whose times never decrease, and allows or refuses each."""
 
     def arrive(self, moment: float) -> bool:
-        """Count one arrival."""
+        """Count one arrival; tell whether it is allowed."""
 
     def wait(self, moment: float) -> float:
-        """Say how long until the next arrival could be allowed."""
+        """Give the seconds until the next arrival can be allowed."""
 
 
 class SlidingLog:
@@ -48,7 +47,7 @@ class SlidingLog:
 
 
 class FixedWindow:
-    """N in each window of the wall clock, wherever its edges lie."""
+    """N in each window of the wall clock; `phase` shifts the edges."""
 
     def __init__(self, count: int, seconds: float, *, phase: float = 0.0) -> None:
         self._count, self._seconds, self._phase = count, seconds, phase
@@ -66,7 +65,7 @@ class FixedWindow:
 
 
 class TokenBucket:
-    """A bucket of so many tokens that fills at count per seconds."""
+    """A bucket of `burst` tokens that is refilled at the rate count / seconds."""
 
     def __init__(self, count: int, seconds: float, *, burst: int | None = None) -> None:
         self._rate, self._burst = count / seconds, burst or count
@@ -89,7 +88,7 @@ class TokenBucket:
 
 
 class SlidingCounter:
-    """Two fixed windows, the older one weighted by how much of it is still inside."""
+    """Two fixed windows, the older one weighted by its share of the sliding window."""
 
     def __init__(self, count: int, seconds: float, *, phase: float = 0.0) -> None:
         self._count, self._seconds, self._phase = count, seconds, phase

@@ -1,6 +1,6 @@
-"""A strict upstream: an HTTP server that counts arrivals per user, refuses what is too much, and remembers everything.
+"""A strict upstream: an HTTP server that counts requests per user and refuses those over its limit.
 
-It is the demo upstream of `headgate up` and the other side of `headgate relay prove`, of the tests and of the benchmark.
+It is the demo upstream of `headgate up`, and the upstream in `headgate relay prove`, the tests and the benchmark.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Final
 
-import h11
-
 from headgate.cli.trial.strict_limits import ArrivalLimiter, SlidingLog, largest_window
+from headgate.http.exchange import Exchange
+from headgate.http.listener import listen
+from headgate.http.responses import rendered
+from headgate.http.routes import Answer
+from headgate.http.server import listening
 
-CHUNK: Final = 65_536
-NOBODY: Final = "nobody"
+NOBODY: Final = b"nobody"
 MOST_USERS: Final = 10_000
 
 
 class Delays:
-    """Random ways through the network: log-normal, and now and then a long tail."""
+    """Random network delays: log-normal, with an occasional long tail."""
 
     def __init__(self, seconds: float = 0.0, *, tail: float = 0.0, tail_share: float = 0.03, seed: int = 1) -> None:
         self.seconds, self.tail, self.tail_share = seconds, tail, tail_share
@@ -37,7 +39,7 @@ class Delays:
 
 
 class StrictUpstream:
-    """Counts each request when it has travelled; a limiter per user decides."""
+    """Counts each request after its network delay, and lets a limiter per user allow or refuse it."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class StrictUpstream:
         *,
         recording: bool = True,
     ) -> None:
-        """Without `recording` it only decides, for a bounded number of users: it may then run for ever."""
+        """Without `recording`, keep no arrivals or bodies and a bounded number of limiters, to run for ever."""
         self.delays = delays or Delays()
         self.arrivals: dict[str, list[float]] = {}
         self.bodies: list[bytes] = []
@@ -56,20 +58,19 @@ class StrictUpstream:
         self._limiter = limiter
         self._limiters: dict[str, ArrivalLimiter] = {}
         self._loop = asyncio.get_running_loop()
-        self._connections: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
-        """Give its address."""
+        """Give its base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def count(self) -> int:
-        """Give the number of all arrivals."""
+        """Give the number of recorded arrivals."""
         return sum(len(moments) for moments in self.arrivals.values())
 
     def seen(self, count: int) -> bool:
-        """Tell whether so many have arrived."""
+        """Tell whether at least this many requests have arrived."""
         return self.count >= count
 
     def largest(self, seconds: float) -> int:
@@ -78,57 +79,28 @@ class StrictUpstream:
 
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[StrictUpstream]:
-        """Listen on loopback."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            for writer in tuple(self._connections):
-                writer.transport.abort()
+        """Listen on loopback; connections that are still open at the end are aborted."""
+        with listening("127.0.0.1", port) as sock:
+            self.port = sock.getsockname()[1]
+            async with listen(self._serve, sock, stop_seconds=0):
+                yield self
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)
-        http = h11.Connection(h11.SERVER)
-        try:
-            with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):  # cancelled: the server closes
-                while await self._answer(http, reader, writer):
-                    http.start_next_cycle()
-        finally:
-            self._connections.discard(writer)
-            writer.close()
-
-    async def _answer(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        request: h11.Request | None = None
-        body = b""
-        while True:
-            event = http.next_event()
-            if event is h11.NEED_DATA:
-                http.receive_data(await reader.read(CHUNK))
-            elif isinstance(event, h11.Request):
-                request = event
-            elif isinstance(event, h11.Data):
-                body += bytes(event.data) if self._recording else b""
-            elif isinstance(event, h11.EndOfMessage):
-                break
-            else:
-                return False
-        assert request is not None
-        named = {bytes(name): bytes(value).decode("latin-1") for name, value in request.headers}
+    async def _serve(self, exchange: Exchange) -> None:
+        body, more = b"", True
+        while more:
+            message = await exchange.receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"] if self._recording else b""
+            more = message["more_body"]
         await asyncio.sleep(self.delays.one())
-        status, headers, answer = self._arrive(named.get(b"x-user-id", NOBODY), body)
+        answer = self._arrive(exchange.headers.get(b"x-user-id", NOBODY).decode("latin-1"), body)
         await asyncio.sleep(self.delays.one())
-        content = json.dumps(answer).encode()
-        headers += [("Content-Type", "application/json"), ("Content-Length", str(len(content)))]
-        writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
-        if request.method != b"HEAD":
-            writer.write(http.send(h11.Data(data=content)) or b"")
-        writer.write(http.send(h11.EndOfMessage()) or b"")
-        await writer.drain()
-        return http.our_state is h11.DONE and http.their_state is h11.DONE
+        status, head, content = rendered(answer, 200)
+        head += b"content-length: %d\r\n\r\n" % len(content)
+        exchange.whole(status, head, b"" if exchange.target.method == "HEAD" else content)
 
-    def _arrive(self, user: str, body: bytes) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
+    def _arrive(self, user: str, body: bytes) -> Answer:
         now = self._loop.time()
         if self._recording:
             self.arrivals.setdefault(user, []).append(now)
@@ -138,7 +110,7 @@ class StrictUpstream:
                 del self._limiters[next(iter(self._limiters))]
             self._limiters[user] = self._limiter()
         if self._limiters[user].arrive(now):
-            return 200, [], {"user": user}
+            return Answer(json.dumps({"user": user}))
         self.refused += 1
-        wait = self._limiters[user].wait(now)
-        return 429, [("Retry-After", str(int(wait) + 1))], {"error": "too many requests", "user": user}
+        headers = {"Retry-After": str(int(self._limiters[user].wait(now)) + 1)}
+        return Answer(json.dumps({"error": "too many requests", "user": user}), 429, headers)

@@ -1,4 +1,4 @@
-"""`headgate up`: the five-minute trial, everything on this machine with its data kept beside it."""
+"""`headgate up`: runs all processes on this machine, with the data in a local directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headgate.cli.processes.local_store import local_store
 from headgate.cli.processes.ports import refuse_taken
 from headgate.cli.running_up import RunningUp, forget, remember, without_password
 from headgate.cli.settings import DataSettings, read_settings
-from headgate.cli.trial.children import Child, Running, keep_all, wait_until_ready
+from headgate.cli.trial.children import Child, SupervisedChild, run_all, wait_until_ready
 from headgate.cli.trial.log_lines import show
 from headgate.gateway.settings import GatewaySettings, check_admin_token
 from headgate.kit import logs
@@ -36,7 +36,7 @@ from headgate.waiting_room.signing import SigningKeys
 
 
 class UpPlan(msgspec.Struct, frozen=True):
-    """What `up` was asked for, worked out."""
+    """The resolved settings of one `up`."""
 
     host: str
     port: int
@@ -102,15 +102,15 @@ async def up(
     logs.configure(configuration[LogSettings], "up")
     logs.hide(*configuration.secrets())
     plan = _plan(configuration, demo=demo)
-    family = children(plan)
-    for child in family:
+    planned = children(plan)
+    for child in planned:
         if child.port is not None:
             refuse_taken(plan.host, child.port, "--port")
     async with Life() as life, local_store(configuration, life.end, share=False) as store_url:
         environment = children_environment(configuration, plan, store_url)
-        running = [Running(child, environment, show) for child in family]
-        urls = {child.name: child.url for child in family}
-        whereabouts = RunningUp(
+        running = [SupervisedChild(child, environment, show) for child in planned]
+        urls = {child.name: child.url for child in planned}
+        addresses = RunningUp(
             gateway=urls["gateway"],
             arena=urls.get("arena"),
             relay=urls.get("relay"),
@@ -120,8 +120,8 @@ async def up(
         )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_announce(running, whereabouts, plan, life, as_json=json))
-                await keep_all(running, life.quiet)
+                group.create_task(_announce(running, addresses, plan, life, as_json=json))
+                await run_all(running, life.quiet)
                 life.end()
         except* HeadgateError as errors:
             raise _first(errors) from None
@@ -131,33 +131,35 @@ async def up(
     return 0
 
 
-async def _announce(running: list[Running], whereabouts: RunningUp, plan: UpPlan, life: Life, *, as_json: bool) -> None:
-    """Say where everything is, once all of it is ready."""
+async def _announce(
+    running: list[SupervisedChild], addresses: RunningUp, plan: UpPlan, life: Life, *, as_json: bool
+) -> None:
+    """Print the addresses once all children are ready."""
     async with Tasks() as tasks:
         ready = tasks.start(wait_until_ready(running))
         await asyncio.wait((ready, tasks.start(life.quiet.wait())), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             return
         await ready
-    remember(plan.directory, whereabouts)
+    remember(plan.directory, addresses)
     if plan.elsewhere:
         here = shlex.quote(str(plan.directory.absolute()))
         output.say(
             f"headgate: commands find this with HEADGATE_DATA_DIRECTORY={here} in their environment, or with "
-            f"--url {whereabouts.gateway} and HEADGATE_TOKEN."
+            f"--url {addresses.gateway} and HEADGATE_TOKEN."
         )
     if as_json:
-        output.as_json(whereabouts)
+        output.as_json(addresses)
         return
     output.table(
         ("what", "where"),
         [
             *((each.child.name, each.child.url) for each in running if each.child.url),
-            ("console", whereabouts.console),
-            ("API documentation", f"{whereabouts.gateway}/docs"),
+            ("console", addresses.console),
+            ("API documentation", f"{addresses.gateway}/docs"),
             *((f"{each.child.name} probes", f"http://127.0.0.1:{each.child.ops_port}/readyz") for each in running),
-            ("store", without_password(whereabouts.store)),
-            ("admin token", whereabouts.token),
+            ("store", without_password(addresses.store)),
+            ("admin token", addresses.token),
             ("kept in", str(plan.directory)),
         ],
     )
@@ -184,25 +186,25 @@ def _plan(configuration: Configuration, *, demo: bool) -> UpPlan:
         directory=directory,
         token=token,
         demo=demo,
-        # Only a flag is forgotten by the next command.
+        # The next command sees the environment and the default, but not this flag.
         elsewhere=configuration.origin("data.directory") == "--data" and directory != DataSettings().directory,
     )
 
 
 def children_environment(configuration: Configuration, plan: UpPlan, store_url: str) -> dict[str, str]:
-    """Make the environment of the children: ours, with what `up` decides in the place of what was said."""
-    decided: dict[tuple[type[Settings], str], str] = {
+    """Give the environment of the children: our own, with the settings that `up` overrides."""
+    overrides: dict[tuple[type[Settings], str], str] = {
         (StoreSettings, "url"): store_url,
         (GatewaySettings, "host"): plan.host,
         (GatewaySettings, "quiet_seconds"): "0",
         (GatewaySettings, "stop_seconds"): "2",
     }
     if configuration.origin("gateway.trusted_proxies") == DEFAULT:
-        decided[GatewaySettings, "trusted_proxies"] = "127.0.0.1,::1"
+        overrides[GatewaySettings, "trusted_proxies"] = "127.0.0.1,::1"
     if configuration.origin("log.format") == DEFAULT:
-        decided[LogSettings, "format"] = "json"
+        overrides[LogSettings, "format"] = "json"
     environment = dict(os.environ)
-    for (kind, name), value in decided.items():
+    for (kind, name), value in overrides.items():
         for spelling in spellings(kind, name):
             environment.pop(spelling, None)
         environment[spellings(kind, name)[-1]] = value
@@ -213,7 +215,7 @@ def children_environment(configuration: Configuration, plan: UpPlan, store_url: 
 
 
 def _kept(file: Path, make: Callable[[], str]) -> str:
-    """Read a secret that only we may read, made on the first start."""
+    """Read a secret from a file with mode 0600, which the first start creates."""
     if not file.exists():
         with (
             suppress(FileExistsError),
@@ -224,7 +226,7 @@ def _kept(file: Path, make: Callable[[], str]) -> str:
 
 
 def _first(errors: ExceptionGroup[HeadgateError]) -> HeadgateError:
-    """Take one out of a group of errors; what follows from the first is of no use to a reader."""
+    """Give the first error of a group; the others are its consequences."""
     error: Exception = errors
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""Charts as SVG: lines over time and a histogram, with axes that people can read."""
+"""Charts as SVG: lines over time and a histogram."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chart(series: Sequence[ChartSeries], unit: str) -> str:
 
 
 def histogram(numbers: Sequence[float], color: str, unit: str, bars: int = 40) -> str:
-    """Draw how often which number came; the outermost hundredths are gathered in the outer bars."""
+    """Draw a histogram; the lowest and highest hundredth go into the outer bars."""
     ordered = sorted(numbers)
     low, high = ordered[len(ordered) // 100], ordered[-1 - len(ordered) // 100]
     if high - low < 1e-9:
@@ -62,7 +62,7 @@ def histogram(numbers: Sequence[float], color: str, unit: str, bars: int = 40) -
 
 
 def _plot(name: str, drawn: str) -> str:
-    """Frame a drawing: on a phone it is moved sideways, since figures made small to fit could not be read."""
+    """Wrap a chart so that it scrolls sideways on a phone, because scaled-down text could not be read."""
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">{drawn}</svg>'
     return f'<div class="plot" tabindex="0" role="group" aria-label="{escape(name)}">{svg}</div>'
 
@@ -104,7 +104,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """Give the next number above that divides well by four."""
+    """Give the next larger number that divides well by four."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -127,7 +127,7 @@ def _number(value: float) -> str:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Keep a chart small: of each stretch, the highest point."""
+    """Reduce the points of a line: keep the highest of each interval."""
     if len(points) <= MOST_POINTS:
         return points
     step = len(points) / MOST_POINTS

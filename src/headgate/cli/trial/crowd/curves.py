@@ -1,4 +1,4 @@
-"""When players arrive: shapes over time that operators know from their own launches."""
+"""Arrival times of players, in the shapes that launches have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arrivals(curve: Curve, players: int, seconds: float, chance: random.Random) 
 
 
 def _wave(chance: random.Random) -> float:
-    """Three swells: drawn evenly, kept by the height of the wave there."""
+    """Give a time from three waves, by rejection sampling."""
     while True:
         at = chance.random()
         if chance.random() < 0.5 - 0.45 * math.cos(at * 3 * 2 * math.pi):
@@ -34,7 +34,7 @@ def _wave(chance: random.Random) -> float:
 
 
 def _opening(chance: random.Random) -> float:
-    """Most come in the first moments after the doors open, the rest ever more thinly."""
+    """Give a time from a distribution with most arrivals at the beginning."""
     return min(chance.expovariate(8.0), chance.random() if chance.random() < 0.1 else 1.0)
 
 

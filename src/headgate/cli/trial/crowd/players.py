@@ -1,4 +1,4 @@
-"""The players: they arrive, wait, are called, enter, stay and leave, each in its own manner."""
+"""The simulated players: each arrives, waits, is promoted, enters, stays and leaves, according to its behaviour."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.cli.trial.crowd.client import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.cli.trial.crowd.record import Behaviour, CrowdRecord, Promise, Wait
-from headgate.cli.trial.crowd.wire import CrowdClient, CrowdSocket, Unreachable, handshake
 from headgate.kit.ids import new_uuid
 from headgate.waiting_room.model import State
 from headgate.waiting_room.wire import Entry, Status
 
 FRIENDS: Final = 3
-KNOCKS: Final = 5
+HANDSHAKES: Final = 5
 LEAST_PAUSE: Final = 0.2
 MOST_PAUSE: Final = 30.0
 IN_LINE: Final = frozenset({State.WAITING, State.AWAY})
@@ -31,9 +31,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """What all players have in common."""
+    """The objects and options that all players share."""
 
-    wire: CrowdClient
+    client: CrowdClient
     record: CrowdRecord
     queue: str
     namespace: str
@@ -43,7 +43,7 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 class PlayerGone(Exception):
-    """The line does not know this player any more, or never let it in."""
+    """The queue lost this player, or the arena refused it."""
 
 
 class CrowdPlayer:
@@ -63,20 +63,20 @@ class CrowdPlayer:
         self._arrived = 0.0
 
     async def play(self) -> None:
-        """Live through it all, from arrival to departure."""
+        """Run the player from arrival to departure."""
         record = self._record
         record.arrived += 1
         record.waiting += 1
         self._arrived = monotonic()
         waiting = True
         try:
-            called = await self._wait()
-            if called is None:
+            promoted = await self._wait()
+            if promoted is None:
                 record.abandoned += 1
                 return
             record.waiting -= 1
             waiting = False
-            await self._enter(called)
+            await self._enter(promoted)
         except PlayerGone as why:
             record.lost += 1
             record.refusals[str(why)] += 1
@@ -88,7 +88,7 @@ class CrowdPlayer:
             record.waiting -= waiting
 
     async def _wait(self) -> Status | None:
-        """Stand in line until called; None for a player who has wandered off."""
+        """Wait until promoted; None if the player gave up."""
         entry = await self._ask_entry(idempotency_key=new_uuid())
         self._user, self._token, self._place = entry.user_id, entry.place_token, entry.place
         status: Status = entry
@@ -119,18 +119,18 @@ class CrowdPlayer:
             since = monotonic() - self._arrived
             self._eta = (status.eta.seconds + since, status.eta.low + since, status.eta.high + since)
 
-    async def _enter(self, called: Status) -> None:
+    async def _enter(self, promoted: Status) -> None:
         record = self._record
         eta = self._eta or (None, None, None)
         record.waits.append(Wait(self._arrived, monotonic() - self._arrived, *eta))
-        socket: CrowdSocket | None = await self._shake_hands(called)
+        socket: CrowdSocket | None = await self._connect(promoted)
         record.admitted += 1
         record.inside += 1
         try:
             assert socket is not None
             stay = self._chance.expovariate(1 / self._scene.stay_seconds)
             if self._scene.chatty:
-                await socket.say(HELLO)
+                socket.send(HELLO)
             if self._behaviour is not Behaviour.CRASHING:
                 await asyncio.sleep(stay)
                 return
@@ -139,23 +139,25 @@ class CrowdPlayer:
             socket = None
             await asyncio.sleep(LEAST_PAUSE)
             back = await self._come_back()
-            socket = await self._shake_hands(back)
+            socket = await self._connect(back)
             record.came_back += 1
             await asyncio.sleep(stay / 2)
         finally:
             record.inside -= 1
-            if socket is not None:  # also when the run is cut: seats are not kept for a crowd that is gone
+            if socket is not None:  # also when the run is stopped, so that no seats are kept for it
                 socket.leave()
 
-    async def _shake_hands(self, called: Status) -> CrowdSocket:
-        """Show the ticket at the door; one who shares it lets friends try at the same moment."""
-        address = self._scene.arena or (called.server.address if called.server else "")
-        ticket = str(called.ticket or called.ticket_id)
+    async def _connect(self, promoted: Status) -> CrowdSocket:
+        """Enter the arena with the ticket; a sharing player tries several connections at the same moment."""
+        address = self._scene.arena or (promoted.server.address if promoted.server else "")
+        ticket = str(promoted.ticket or promoted.ticket_id)
         if not address:
             raise PlayerGone("no arena")
         friends = FRIENDS if self._behaviour is Behaviour.SHARING else 1
         inside = [
-            socket for socket in await asyncio.gather(*(self._knock(address, ticket) for _ in range(friends))) if socket
+            socket
+            for socket in await asyncio.gather(*(self._handshake(address, ticket) for _ in range(friends)))
+            if socket
         ]
         self._record.check(Promise.CALLED_MEANS_ENTERED, bool(inside))
         if friends > 1:
@@ -166,9 +168,9 @@ class CrowdPlayer:
             raise PlayerGone("not let in")
         return inside[0]
 
-    async def _knock(self, address: str, ticket: str) -> CrowdSocket | None:
-        """Try to enter; whoever is told to come back in a moment does."""
-        for _ in range(KNOCKS):
+    async def _handshake(self, address: str, ticket: str) -> CrowdSocket | None:
+        """Open a WebSocket to the arena, with retries after 429 and 503."""
+        for _ in range(HANDSHAKES):
             try:
                 status, socket = await handshake(address, ticket)
             except Unreachable as error:
@@ -183,7 +185,7 @@ class CrowdPlayer:
         return None
 
     async def _come_back(self) -> Status:
-        """After a crash: enter again and be let back to the seat that was kept."""
+        """Enter the queue again after a crash, and wait for the seat that was kept."""
         status: Status = await self._ask_entry()
         while status.status is not State.PROMOTED:
             if status.status not in IN_LINE and status.status is not State.ACTIVE:
@@ -209,14 +211,14 @@ class CrowdPlayer:
         return _read(_status, await self._ask("GET", path, b"", {"X-Place-Token": self._token}))
 
     async def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """Ask until there is an answer: whoever is told to come back later does."""
+        """Send a request until it succeeds, with a backoff after 429, 503 and lost connections."""
         record = self._record
         pause = 0.5
         while True:
             started = perf_counter()
             record.requests += 1
             try:
-                status, content = await self._scene.wire.call(method, path, body, headers)
+                status, content = await self._scene.client.call(method, path, body, headers)
             except Unreachable as error:
                 code, wait = error.code, pause
             else:
@@ -242,7 +244,7 @@ def _read(decode: Callable[[bytes], _Answer], content: bytes) -> _Answer:
 
 
 def _problem(content: bytes) -> dict[str, object]:
-    """Read a refusal, which something in front of the gateway may have written."""
+    """Decode a problem document; empty if a proxy in front of the gateway wrote something else."""
     try:
         return _document(content)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What happened to the crowd, second by second, and which promises were put to the test."""
+"""Records a run: samples over time, waits, refusals, and the promises that were checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Behaviour(StrEnum):
 
 
 class Promise(StrEnum):
-    """What Headgate promises its players."""
+    """The promises of Headgate to its players."""
 
     RANK_NEVER_RISES = "a shown rank never rises"
     REFRESH_KEEPS_THE_PLACE = "a refresh keeps the place"
@@ -30,7 +30,7 @@ class Promise(StrEnum):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One second of the run; `inside` to `capacity` come from the servers where we may ask for them."""
+    """The state at one moment; `seats_taken` and `capacity` come from the gateway, if it gives them."""
 
     at: float
     arrived: int
@@ -43,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """One player's wait: when it began, how long it took, and how long it was first said to take."""
+    """The wait of one player: its start, its length, and the first estimate."""
 
     arrived_at: float
     seconds: float
@@ -53,7 +53,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class CrowdFigures(msgspec.Struct, frozen=True):
-    """The run in numbers."""
+    """The figures of a finished run."""
 
     players: int
     seconds: float
@@ -77,7 +77,7 @@ class CrowdFigures(msgspec.Struct, frozen=True):
 
 
 class CrowdRecord:
-    """The run as it goes on."""
+    """The counters of a run in progress."""
 
     def __init__(self, players: int) -> None:
         self.players = players
@@ -95,11 +95,11 @@ class CrowdRecord:
         self.lost = self.unfinished = 0
 
     def check(self, promise: Promise, kept: bool) -> None:
-        """Note that a promise was put to the test."""
+        """Count a check of a promise."""
         (self.kept if kept else self.broken)[promise] += 1
 
     def take_sample(self, at: float) -> None:
-        """Note how things stand."""
+        """Record the current counters."""
         self.samples.append(
             Sample(
                 at=round(at, 2),
@@ -114,12 +114,12 @@ class CrowdRecord:
         )
 
     def figures(self, seconds: float) -> CrowdFigures:
-        """Give the run in numbers."""
+        """Compute the figures of the run."""
         waits = sorted(wait.seconds for wait in self.waits)
-        told = [wait for wait in self.waits if wait.first_eta is not None]
-        errors = sorted(abs((wait.first_eta or 0) - wait.seconds) for wait in told)
-        within = [wait for wait in told if (wait.low or 0) <= wait.seconds <= (wait.high or 0)]
-        widths = sorted(((wait.high or 0) - (wait.low or 0)) / max(wait.seconds, 1.0) for wait in told)
+        estimated = [wait for wait in self.waits if wait.first_eta is not None]
+        errors = sorted(abs((wait.first_eta or 0) - wait.seconds) for wait in estimated)
+        within = [wait for wait in estimated if (wait.low or 0) <= wait.seconds <= (wait.high or 0)]
+        widths = sorted(((wait.high or 0) - (wait.low or 0)) / max(wait.seconds, 1.0) for wait in estimated)
         answers = sorted(self.answers_ms)
         return CrowdFigures(
             players=self.players,
@@ -132,8 +132,8 @@ class CrowdRecord:
             wait_p90=percentile(waits, 90),
             wait_p99=percentile(waits, 99),
             eta_error_p50=percentile(errors, 50) if errors else None,
-            eta_within_range=round(len(within) / len(told), 3) if told else None,
-            eta_range_p50=percentile(widths, 50) if told else None,
+            eta_within_range=round(len(within) / len(estimated), 3) if estimated else None,
+            eta_range_p50=percentile(widths, 50) if estimated else None,
             answer_p50_ms=percentile(answers, 50),
             answer_p99_ms=percentile(answers, 99),
             promises={str(promise): self.kept[promise] + self.broken[promise] for promise in Promise},
@@ -152,5 +152,5 @@ def percentile(ordered: list[float], percent: float) -> float:
 
 
 def duration(ms: float) -> str:
-    """Write how long an answer took, as people say it."""
+    """Format a duration as ms or s."""
     return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:,.1f} s"

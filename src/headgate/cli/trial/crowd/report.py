@@ -1,4 +1,4 @@
-"""The run as one HTML file that needs nothing else: figures, promises and charts."""
+"""The report of a run as one self-contained HTML file: figures, promises and charts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _seats(samples: Sequence[Sample]) -> list[str]:
 
 
 def _waits(record: CrowdRecord) -> list[ChartSeries]:
-    """Give p50 and p99 of the waits of those who arrived in the same stretch of time."""
+    """Give p50 and p99 of the waits, by interval of arrival."""
     if not record.waits:
         return []
     first = min(wait.arrived_at for wait in record.waits)

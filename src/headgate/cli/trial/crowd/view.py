@@ -1,4 +1,4 @@
-"""The crowd on a terminal while it moves."""
+"""The progress of a run, drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH: Final = 60
 
 
 def view(record: CrowdRecord, seconds: float, title: str) -> RenderableType:
-    """Draw how things stand."""
+    """Draw the current state."""
     samples = record.samples
     bars = Table.grid(padding=(0, 2))
     bars.add_column()
@@ -48,7 +48,7 @@ def view(record: CrowdRecord, seconds: float, title: str) -> RenderableType:
 
 
 def plain(record: CrowdRecord, seconds: float) -> str:
-    """Say how things stand in one line, for a log."""
+    """Write the current state as one line, for a log."""
     return (
         f"{seconds:4.0f} s  arrived {record.arrived:,}  waiting {record.waiting:,}  inside {record.inside:,}  "
         f"done {record.done:,}  entered {record.admitted:,}  broken promises {sum(record.broken.values())}"
@@ -56,7 +56,7 @@ def plain(record: CrowdRecord, seconds: float) -> str:
 
 
 def sparkline(numbers: Sequence[float], width: int = _WIDTH) -> str:
-    """Draw numbers as a row of blocks; many are brought down to the width by their highest."""
+    """Draw numbers as a row of blocks; each block of a long row shows the highest of its numbers."""
     if not numbers:
         return ""
     if len(numbers) > width:
@@ -67,7 +67,7 @@ def sparkline(numbers: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def rates(samples: Sequence[Sample]) -> list[tuple[float, float]]:
-    """Give how many entered a second, between each two samples."""
+    """Give the entries per second between consecutive samples."""
     return [
         (after.at, (after.admitted - before.admitted) / max(after.at - before.at, 0.01))
         for before, after in pairwise(samples)
