@@ -12,7 +12,7 @@ from math import ceil
 from time import monotonic
 
 from headgate.gateway.settings import ENTRY, LIMITS, RateLimit
-from headgate.http.client_addresses import neighbourhood
+from headgate.http.client_addresses import client_network
 from headgate.kit.problems import RateLimited
 
 MOST_KEYS = 50_000
@@ -85,7 +85,7 @@ class RequestLimiter:
 
     def take_address(self, address: str) -> None:
         """Count a request of this address."""
-        self.addresses.take(neighbourhood(address))
+        self.addresses.take(client_network(address))
 
 
 def limiters(changed: Mapping[str, RateLimit], shared: MakeBuckets | None = None) -> dict[str, RequestLimiter]:

@@ -45,7 +45,7 @@ class AddressCount:
         return len(self._open)
 
     def _counted_as(self, address: str) -> str | None:
-        return None if within(address, self._networks) else neighbourhood(address)
+        return None if within(address, self._networks) else client_network(address)
 
 
 class ClientAddresses:
@@ -101,13 +101,13 @@ def _bare(text: str) -> str | None:
         return None
 
 
-def neighbourhood(address: str) -> str:
+def client_network(address: str) -> str:
     """Give an address as it is counted: of IPv6 the part that one customer is given, since they choose the rest freely."""
-    return _neighbourhood(address) if ":" in address else address
+    return _ipv6_network(address) if ":" in address else address
 
 
 @lru_cache(maxsize=16_384)
-def _neighbourhood(address: str) -> str:
+def _ipv6_network(address: str) -> str:
     try:
         parsed = IPv6Address(address.partition("%")[0])
     except ValueError:

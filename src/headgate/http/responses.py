@@ -35,37 +35,37 @@ def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
     return [(name.encode("latin-1"), header_value(value)) for name, value in named.items()]
 
 
-def block(headers: Headers) -> bytes:
-    """Write headers as the lines that go out."""
+def header_lines(headers: Headers) -> bytes:
+    """Write headers as the lines of a response."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 @lru_cache(maxsize=256)
-def _plain_block(content_type: str | None) -> bytes:
-    return block(_headers(content_type, {}))
+def _default_headers(content_type: str | None) -> bytes:
+    return header_lines(_headers(content_type, {}))
 
 
-_JSON_BLOCK = _plain_block(JSON)
-_PROBLEM_BLOCK = _plain_block(PROBLEM)
-_NO_BLOCK = _plain_block(None)
+_JSON_HEADERS = _default_headers(JSON)
+_PROBLEM_HEADERS = _default_headers(PROBLEM)
+_EMPTY_HEADERS = _default_headers(None)
 
 
 def rendered(result: object, status: int) -> tuple[int, bytes, bytes]:
     """Turn what a handler returned into status, header lines and body."""
     if result is None:
-        return 204, _NO_BLOCK, b""
+        return 204, _EMPTY_HEADERS, b""
     if not isinstance(result, Answer):
-        return status, _JSON_BLOCK, encode(result)
+        return status, _JSON_HEADERS, encode(result)
     body = result.body
     if body is None:
-        return result.status, block(_headers(None, result.headers)), b""
+        return result.status, header_lines(_headers(None, result.headers)), b""
     if isinstance(body, str):
         body = body.encode()
     elif not isinstance(body, bytes):
         body = encode(body)
     if result.headers:
-        return result.status, block(_headers(result.content_type, result.headers)), body
-    return result.status, _plain_block(result.content_type), body
+        return result.status, header_lines(_headers(result.content_type, result.headers)), body
+    return result.status, _default_headers(result.content_type), body
 
 
 def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
@@ -83,7 +83,7 @@ def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
         policy = str(document.pop("policy")).encode()
         remaining = b"%b;r=0;t=%d" % (policy.partition(b";")[0], ceil(error.retry_after or 1))
         headers += [(b"ratelimit-policy", policy), (b"ratelimit", remaining)]
-    return error.status, _PROBLEM_BLOCK + block(headers), _encode_any(document)
+    return error.status, _PROBLEM_HEADERS + header_lines(headers), _encode_any(document)
 
 
 def last_problem(error: HeadgateError) -> tuple[int, bytes]:
