@@ -5,7 +5,8 @@ much as the handler itself, so `step` sends into the coroutine directly, and con
 
 This uses one private attribute of asyncio: `await future` sets `future._asyncio_future_blocking`, and whoever drives the
 coroutine must reset it, or the next `await` of the same future fails. asyncio.Task does so, and there is no public way to do it
-without a task. `tests/http/test_prompt.py` fails on a Python later than those with which this was tested.
+without a task. `tests/unit/test_private_asyncio.py` fails on a Python later than
+`NEWEST_PYTHON`.
 """
 
 from __future__ import annotations

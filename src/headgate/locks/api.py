@@ -167,7 +167,7 @@ class LockRoutes:
         )
         granting = self._locks.take(want, holder)
         # Whoever hangs up leaves the line.
-        grant = await (call.attend(granting) if body.wait_seconds else granting)
+        grant = await (call.until_disconnect(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)
 
     async def renew_lock(self, call: Call) -> Acquired:

@@ -301,7 +301,7 @@ class RegistryRoutes:
             return Answer(_body(looks[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
         instances = [instance for look in looks.values() for instance in look.instances]
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.until_disconnect(self._prober.choose(instances))
         several = query.group is None
         cursor = None
         revisions = {group: look.revision for group, look in looks.items()}
@@ -341,7 +341,7 @@ class RegistryRoutes:
                 break
         shown = {instance.group for instance in instances} if query.group is None else set()
         if query.check:
-            instances = await call.attend(self._prober.choose(instances))
+            instances = await call.until_disconnect(self._prober.choose(instances))
         return Listing(
             instances=instances,
             revision=max((look.revision for look in looks.values()), default=0),

@@ -146,8 +146,8 @@ class RelayRoutes:
             )
 
         try:
-            await call.attend(ask())
-            if call.departure().done():  # just when it was granted: nobody would use it, or tell of it
+            await call.until_disconnect(ask())
+            if call.disconnected().done():  # just when it was granted: nobody would use it, or tell of it
                 raise Stopping(retry_after=1) if call.stop.raised else ClientGone()
         except BaseException:
             for permit in granted:
