@@ -55,7 +55,7 @@ class Search(Wire):
 
 
 class Found(Wire):
-    """What was searched for, as it arrived."""
+    """The query of a search, as it arrived."""
 
     name: str
     count: int

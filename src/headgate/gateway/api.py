@@ -165,11 +165,11 @@ def documents(openapi: bytes, front: str) -> list[Operation]:
     async def openapi_json(_call: Call) -> Answer:
         return Answer(openapi, headers={"cache-control": "no-cache"})
 
-    async def front_page(_call: Call) -> Answer:
+    async def front_door(_call: Call) -> Answer:
         return Answer(status=302, headers={"location": front})
 
     return [
-        Operation("GET", "/", front_page, "The first page", access=Access.PUBLIC, tag="system", documented=False),
+        Operation("GET", "/", front_door, "The first page", access=Access.PUBLIC, tag="system", documented=False),
         Operation(
             "GET", "/openapi.json", openapi_json, "This document", access=Access.PUBLIC, tag="system", documented=False
         ),

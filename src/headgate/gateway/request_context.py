@@ -1,12 +1,11 @@
-"""One request on its way through the gateway, and the steps of a handler that runs without a task.
+"""One request in the gateway, and the steps of a handler that runs without a task.
 
 A handler of an operation marked `prompt` is a coroutine that waits for the store at most. A task for it would cost about as
 much as the handler itself, so `step` sends into the coroutine directly, and continues when the awaited reply has arrived.
 
-This uses one private attribute of asyncio: `await future` sets `future._asyncio_future_blocking`, and whoever drives the
-coroutine must reset it, or the next `await` of the same future fails. asyncio.Task does so, and there is no public way to do it
-without a task. `tests/unit/test_private_asyncio.py` fails on a Python later than
-`NEWEST_PYTHON`.
+This uses one private attribute of asyncio: `await future` sets `future._asyncio_future_blocking`, and the driver of the
+coroutine must reset it, or the next `await` of the same future fails. Only asyncio.Task does so; there is no public function
+for it. `tests/unit/test_private_asyncio.py` fails on a Python later than `NEWEST_PYTHON`.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Call:
 
     @property
     def receive(self) -> Receive:
-        """Reads the body in ASGI's way."""
+        """The ASGI `receive` of the request."""
         return self._request.receive
 
     def header(self, name: str) -> str | None:
