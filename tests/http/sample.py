@@ -55,7 +55,7 @@ class Search(Wire):
 
 
 class Found(Wire):
-    """What was searched for, as it arrived."""
+    """The query of a search, as it arrived."""
 
     name: str
     count: int
@@ -157,7 +157,7 @@ def plain(call: Call) -> Answer:
 
 async def wait(call: Call) -> Answer:
     """Wait until the client leaves or the gateway stops."""
-    await call.attend(asyncio.sleep(600))
+    await call.until_disconnect(asyncio.sleep(600))
     return Answer("never", content_type="text/plain")
 
 

@@ -45,7 +45,7 @@ async def test_a_request_arrives_whole_however_it_is_cut() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async def later_is_faster(scope: Scope, receive: Receive, send: Exchange) -> None:
         await asyncio.sleep(0.02 if scope["path"] == "/0" else 0)
-        send.whole(200, b"content-length: %d\r\n\r\n" % len(scope["raw_path"]), scope["raw_path"])
+        send.respond(200, b"content-length: %d\r\n\r\n" % len(scope["raw_path"]), scope["raw_path"])
 
     async with served(later_is_faster) as site:
         reader, writer = await site.connect()
@@ -147,7 +147,7 @@ async def test_a_bad_chunk_is_the_readers_error_and_the_end() -> None:
                 pass
         except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
             errors.append(error)
-        send.whole(400, b"content-length: 0\r\n\r\n", b"")
+        send.respond(400, b"content-length: 0\r\n\r\n", b"")
 
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with served(reads) as site:
@@ -160,7 +160,7 @@ async def test_a_bad_chunk_is_the_readers_error_and_the_end() -> None:
 async def test_what_came_before_a_bad_request_is_answered_first() -> None:
     async def slow(scope: Scope, receive: Receive, send: Exchange) -> None:
         await asyncio.sleep(0.05)
-        send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+        send.respond(200, b"content-length: 2\r\n\r\n", b"ok")
 
     async with served(slow) as site:
         answer = await site.exchange(GET % b"/" + b"rubbish\r\n\r\n")
@@ -171,7 +171,7 @@ async def test_expect_continue_is_said_when_the_body_is_wanted() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
 
     async def refuses(scope: Scope, receive: Receive, send: Exchange) -> None:
-        send.whole(403, b"content-length: 0\r\n\r\n", b"")
+        send.respond(403, b"content-length: 0\r\n\r\n", b"")
 
     async with served(echo) as site:
         reader, writer = await site.connect()
@@ -189,7 +189,7 @@ async def test_an_early_answer_arrives_though_the_body_goes_on(monkeypatch: pyte
     monkeypatch.setattr(connection, "LINGER_SECONDS", 20.0)  # however slowly this client goes on
 
     async def too_large(scope: Scope, receive: Receive, send: Exchange) -> None:
-        send.whole(413, b"content-length: 0\r\n\r\n", b"")
+        send.respond(413, b"content-length: 0\r\n\r\n", b"")
 
     async with served(too_large) as site:
         reader, writer = await site.connect()
@@ -249,7 +249,7 @@ async def test_a_slow_reader_is_waited_for_and_then_let_go(monkeypatch: pytest.M
 
     async def endless(scope: Scope, receive: Receive, send: Exchange) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        while not send.gone:
+        while not send.disconnected:
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
             sent.append(1)
         ended.append("gone")
@@ -336,7 +336,7 @@ async def test_a_body_behind_such_a_wish_is_not_taken_for_none() -> None:
             await receive()
         except HeadgateError as error:
             errors.append(error)
-        send.whole(400, b"content-length: 0\r\n\r\n", b"")
+        send.respond(400, b"content-length: 0\r\n\r\n", b"")
 
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\n"
     async with served(reads) as site:
@@ -430,7 +430,7 @@ async def test_two_spaces_elsewhere_are_no_mistake() -> None:
 
 async def test_slow_heads_and_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough for what is sent to arrive, also where the machine stands still for a moment.
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 2.0)
     monkeypatch.setattr(connection, "IDLE_SECONDS", 2.0)
     async with served(echo) as site:
         slow, idle = await asyncio.gather(site.exchange(b"GET / HTTP/1.1\r\nHo"), site.exchange(GET % b"/"))
@@ -444,7 +444,7 @@ async def test_stopping_finishes_what_is_under_way_and_closes_the_rest() -> None
     async def waits(scope: Scope, receive: Receive, send: Exchange) -> None:
         under_way.set()
         await go.wait()
-        send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+        send.respond(200, b"content-length: 2\r\n\r\n", b"ok")
 
     async with served(waits) as site:
         idle, _idle_writer = await site.connect()
@@ -471,7 +471,7 @@ async def test_while_quiet_each_answer_says_close_and_idle_connections_stay() ->
             await go.wait()
             await send({"type": "http.response.body", "body": b"k"})
         else:
-            send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+            send.respond(200, b"content-length: 2\r\n\r\n", b"ok")
 
     async with served(answers) as site:
         idle, idle_writer = await site.connect()
@@ -480,7 +480,7 @@ async def test_while_quiet_each_answer_says_close_and_idle_connections_stay() ->
         begun, begun_writer = await site.connect()
         begun_writer.write(GET % b"/later")
         await begun.readuntil(b"\r\n\r\no")
-        site.listener.be_quiet()
+        site.listener.start_draining()
         # An answer whose head went out before did not say it: its connection takes one more request.
         go.set()
         await begun.readexactly(1)
@@ -496,7 +496,7 @@ async def test_who_connects_just_before_the_stop_is_answered() -> None:
     """Neither connections that nobody has accepted yet nor a request that is just being sent are lost."""
 
     async def answers(scope: Scope, receive: Receive, send: Exchange) -> None:
-        send.whole(200, b"content-length: 2\r\n\r\n", b"ok")
+        send.respond(200, b"content-length: 2\r\n\r\n", b"ok")
 
     async with served(answers) as site:
         new, new_writer = await site.connect()

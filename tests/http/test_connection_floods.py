@@ -12,7 +12,7 @@ from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
 from headgate.http.connection import MOST_HEADER_BYTES, MOST_PIPELINED, STEP_BYTES, ServerConnection
 from headgate.http.exchange import Exchange
-from headgate.http.listener import Listener, Rest
+from headgate.http.listener import Listener, RequestCoroutine
 from headgate.http.operations import serve_operations
 from headgate.http.problems import HeadTooLarge
 from headgate.http.routes import Receive, Scope
@@ -37,7 +37,7 @@ async def explains(scope: Scope, receive: Receive, send: Exchange) -> None:
     try:
         await echo(scope, receive, send)
     except HeadgateError as error:
-        send.whole(error.status, b"content-length: 0\r\n\r\n", b"")
+        send.respond(error.status, b"content-length: 0\r\n\r\n", b"")
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
@@ -60,7 +60,7 @@ async def test_what_is_kept_of_an_endless_trailer_is_bounded(kind: str) -> None:
     client, wire = fed_by_hand(take)
     client.data_received(CHUNKED % (b"POST", b"/") + begin)
     taken = 0
-    while client._reading is not None:
+    while client._receiving is not None:
         client.data_received(piece)
         await parsed_all(client)
         taken += len(piece)
@@ -138,7 +138,7 @@ async def test_one_turn_of_the_loop_parses_little(data: bytes, monkeypatch: pyte
 
     def answer(exchange: Exchange) -> None:
         served_now.append(exchange)
-        exchange.whole(200, b"content-length: 0\r\n\r\n", b"")
+        exchange.respond(200, b"content-length: 0\r\n\r\n", b"")
 
     client, wire = fed_by_hand(answer)
     client.data_received(data)
@@ -160,9 +160,9 @@ async def test_pipelined_requests_of_one_read_are_bounded_too() -> None:
 
     async def later(exchange: Exchange) -> None:
         await go.wait()
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
+        exchange.respond(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
 
-    def serve(exchange: Exchange) -> Rest | None:
+    def serve(exchange: Exchange) -> RequestCoroutine | None:
         return later(exchange)
 
     gc.collect()

@@ -266,7 +266,7 @@ def test_many_addresses_take_no_more_room_and_a_moment_of_another_boot_is_none()
         buckets.take("late")
         slot, known = table.slot("late")
         assert known
-        table.moments[slot] = monotonic() + 1e6
+        table.times[slot] = monotonic() + 1e6
         buckets.take("late")
         buckets.take("late")
         with pytest.raises(RateLimited):

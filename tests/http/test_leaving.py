@@ -1,4 +1,4 @@
-"""Whoever is cancelled while it leaves something is cancelled: what follows in its task is not done."""
+"""A task that is cancelled while it leaves a context manager is cancelled: the rest of the task does not run."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_headers_are_found_in_any_case() -> None:
 
 async def test_attended_work_gives_its_result() -> None:
     call = call_on(Line(), Stop())
-    assert await call.attend(asyncio.sleep(0, "done")) == "done"
+    assert await call.until_disconnect(asyncio.sleep(0, "done")) == "done"
     call.close()
 
 
@@ -143,7 +143,7 @@ async def test_attended_work_raises_its_own_error() -> None:
 
     call = call_on(Line(), Stop())
     with pytest.raises(ZeroDivisionError):
-        await call.attend(fail())
+        await call.until_disconnect(fail())
     call.close()
 
 
@@ -152,9 +152,9 @@ async def test_work_is_cancelled_when_the_client_leaves() -> None:
     call = call_on(line, Stop())
     asyncio.get_running_loop().call_later(0.01, line.hang_up)
     with pytest.raises(ClientGone):
-        await call.attend(forever(ended))
+        await call.until_disconnect(forever(ended))
     assert ended == ["ended"]
-    assert call.departure().done()
+    assert call.disconnected().done()
 
 
 async def test_work_is_cancelled_when_the_gateway_stops() -> None:
@@ -162,11 +162,11 @@ async def test_work_is_cancelled_when_the_gateway_stops() -> None:
     call = call_on(Line(), stop)
     asyncio.get_running_loop().call_later(0.01, stop.set)
     with pytest.raises(Stopping) as refusal:
-        await call.attend(forever(ended))
+        await call.until_disconnect(forever(ended))
     assert refusal.value.retry_after == 1
     assert ended == ["ended"]
     with pytest.raises(Stopping):
-        await call_on(Line(), stop).attend(forever(ended))
+        await call_on(Line(), stop).until_disconnect(forever(ended))
     call.close()
 
 
@@ -174,7 +174,7 @@ async def test_cancelled_waiting_leaves_nothing_behind() -> None:
     ended: list[str] = []
     before = asyncio.all_tasks()
     call = call_on(Line(), Stop())
-    waiting = asyncio.ensure_future(call.attend(forever(ended)))
+    waiting = asyncio.ensure_future(call.until_disconnect(forever(ended)))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate.gateway import limits
 from headgate.gateway.limits import Buckets
-from headgate.http.client_addresses import neighbourhood
+from headgate.http.client_addresses import client_network
 from headgate.kit.problems import RateLimited
 
 
@@ -105,5 +105,5 @@ def test_never_more_than_burst_and_rate_allow(per_second: float, burst: int, pau
         ("not:an:address", "not:an:address"),
     ],
 )
-def test_an_ipv6_customer_is_one_neighbourhood(address: str, counted: str) -> None:
-    assert neighbourhood(address) == counted
+def test_an_ipv6_customer_is_one_ipv6_network(address: str, counted: str) -> None:
+    assert client_network(address) == counted

@@ -72,11 +72,11 @@ def test_any_query_gives_the_same_struct_or_the_same_problem_both_ways(
 ) -> None:
     short = QueryReader(kind, namespaced=namespaced)
     long = QueryReader(kind, namespaced=namespaced)
-    long._words = {}
+    long._plain_fields = {}
     assert told(short, query) == told(long, query)
 
 
 def test_ids_and_names_go_the_short_way() -> None:
     reader = QueryReader(Person, namespaced=True)
-    assert reader._read_words(b"userId=u1&queue=main") == Person(user_id="u1")
-    assert reader._read_words(b"queue=main") is None
+    assert reader._read_plain(b"userId=u1&queue=main") == Person(user_id="u1")
+    assert reader._read_plain(b"queue=main") is None

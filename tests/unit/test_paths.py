@@ -180,7 +180,7 @@ def test_rules_match_and_capture_as_the_same_expression_does(glob: str, path: st
 def test_places_of_a_text_are_found_however_many_there_are(path: str, text: str) -> None:
     raw, wanted = path.encode(), text.encode()
     bits = sum(1 << (len(raw) - len(wanted) - at) for at in range(len(raw)) if raw.startswith(wanted, at))
-    assert Subject(path).places(wanted) == bits
+    assert Subject(path).positions(wanted) == bits
 
 
 @pytest.mark.parametrize(

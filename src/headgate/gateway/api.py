@@ -1,4 +1,4 @@
-"""The gateway's own routes: the system's facts, tokens, metrics, and the documents of the API."""
+"""The gateway's own routes: system facts, tokens, metrics and the API documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROLES: Final[dict[Access, Role]] = {Access.ADMIN: "admin", Access.SERVICE: "ser
 
 
 class StoreFacts(Wire):
-    """What the store says of itself."""
+    """Kind, health and versions of the store."""
 
     kind: str
     healthy: bool
@@ -42,7 +42,7 @@ class StoreFacts(Wire):
 
 
 class SystemFacts(Wire):
-    """What runs here."""
+    """Version and workers of this gateway, and its store."""
 
     version: str
     workers: int
@@ -50,7 +50,7 @@ class SystemFacts(Wire):
 
 
 class TokenRequest(Wire):
-    """A token to make: a service calls on behalf of its users, read only looks, admin does everything."""
+    """A token to create: `service` calls on behalf of its users, `read` only reads, `admin` may do everything."""
 
     name: Name
     role: Role
@@ -69,7 +69,7 @@ class TokenFacts(Wire):
 
 
 class NewToken(TokenFacts):
-    """A token that was just made; its secret is shown this once."""
+    """A new token with its secret, which is shown only once."""
 
     token: str
 
@@ -81,7 +81,7 @@ class TokenList(Wire):
 
 
 def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[Operation]:
-    """Give the gateway's own operations."""
+    """Return the gateway's own operations."""
 
     async def system(_call: Call) -> SystemFacts:
         return SystemFacts(headgate.__version__, settings.workers, await store_facts(store))
@@ -158,7 +158,7 @@ def operations(store: Store, tokens: Tokens, settings: GatewaySettings) -> list[
 
 
 def documents(openapi: bytes, front: str) -> list[Operation]:
-    """Give the routes of the API's own documents."""
+    """Return the routes of the OpenAPI document and its pages; `/` redirects to `front`."""
     web = web_folder() / "docs"
     page = PageFile(web / "index.html")
 
@@ -180,7 +180,7 @@ def documents(openapi: bytes, front: str) -> list[Operation]:
 
 
 async def store_facts(store: Store) -> StoreFacts:
-    """Ask the store how it is; one that does not answer is a fact too."""
+    """Read the facts of the store; a store that does not answer is reported as unhealthy."""
     kind = store.address.kind.value
     started = monotonic()
     try:

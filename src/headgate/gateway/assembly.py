@@ -1,4 +1,4 @@
-"""Puts a gateway together: the features' operations, its own, the tokens and the door."""
+"""Assembles a gateway: the operations of the features and its own, tokens, console and authentication."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from headgate.gateway import api, console
-from headgate.gateway import openapi_extras as beside
+from headgate.gateway import api, console, openapi_extras
 from headgate.gateway.authentication import Authentication
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.openapi import document
@@ -37,8 +36,8 @@ async def open_gateway(
 ) -> AsyncIterator[Gateway]:
     """Open the application that a worker serves: these operations and mounts, and the gateway's own.
 
-    A keeper is a coroutine function that keeps what a feature's routes know current, for as long as the gateway lives.
-    The console is served where there are secrets to sign its cookies with, newest first.
+    A keeper is a coroutine function that keeps a cache of a feature's routes current; it runs as long as the gateway.
+    The console is served if there are secrets to sign its cookies with, newest first.
     """
     check_admin_token(settings.admin_token)
     tokens = Tokens(store)
@@ -47,7 +46,7 @@ async def open_gateway(
     sessions = console.Sessions(keyring, secrets, settings.admin_token, store.now) if secrets else None
     every = [*operations, *api.operations(store, tokens, settings), *console.operations(sessions)]
     front = "/docs" if sessions is None else "/console"
-    every += api.documents(document([*every, *beside.routes(mounts)]), front)
+    every += api.documents(document([*every, *openapi_extras.routes(mounts)]), front)
 
     async def ready() -> str | None:
         try:
@@ -61,20 +60,20 @@ async def open_gateway(
 
     with shared_table(f"{store.address.nodes} {store.address.database} {store.prefix}") as table:
         shared = None if table is None else partial(SharedBuckets, table=table)
-        door = Authentication(keyring, settings, sessions, shared)
-        gateway = Gateway(every, mounts, settings=settings, door=door, ready=ready, notice=notice)
-        async with _kept(gateway, (keyring.keep, gateway.keep_figures, *keepers)):
+        authentication = Authentication(keyring, settings, sessions, shared)
+        gateway = Gateway(every, mounts, settings=settings, authentication=authentication, ready=ready, notice=notice)
+        async with _running(gateway, (keyring.keep, gateway.flush_metrics, *keepers)):
             yield gateway
 
 
 @asynccontextmanager
-async def _kept(gateway: Gateway, keepers: Sequence[Keeper]) -> AsyncIterator[None]:
-    """Run what keeps a gateway current, for as long as the block lasts."""
+async def _running(gateway: Gateway, keepers: Sequence[Keeper]) -> AsyncIterator[None]:
+    """Run the keepers for as long as the block lasts."""
     async with asyncio.TaskGroup() as group:
-        keeping = [group.create_task(keep()) for keep in keepers]
+        tasks = [group.create_task(keep()) for keep in keepers]
         try:
             yield
         finally:
-            for task in keeping:
+            for task in tasks:
                 task.cancel()
             gateway.flush()

@@ -1,4 +1,4 @@
-"""Who may come in: the caller's token, the limits of the client's address, the namespace."""
+"""Authentication of requests by token or console session, and the rate limits of client addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Authentication:
-    """Decides for each request who its caller is and whether they may go on."""
+    """Finds the caller of each request and checks its role and its limits."""
 
     def __init__(
         self,
@@ -31,17 +31,16 @@ class Authentication:
         self._keyring = keyring
         self._sessions = sessions
 
-    def enter(
+    def authenticate(
         self, exchange: Exchange, access: Access, limiter: RequestLimiter | None, *, bearer: bool = True
     ) -> tuple[Caller, str]:
-        """Give the caller and the client's address, or raise.
+        """Return the caller and the client's address, or raise.
 
-        On a public route a token is welcome but not needed, and one that we do not know counts as none: behind a proxy,
-        `Authorization` may belong to the site. Callers with a token are not held to the limits of an address, nor is
-        a proxy of ours that asks for itself.
+        A public route needs no token, and ignores one that is not valid: behind a proxy, `Authorization` may belong to the
+        site. The limits of an address do not apply to callers with a token, nor to a trusted proxy that asks for itself.
         """
         target = exchange.target
-        client, ours = self.client(exchange)
+        client, is_proxy = self.client(exchange)
         headers = target.headers
         secret = headers.get(b"x-api-token")
         if secret is None and bearer and b"authorization" in headers:
@@ -55,28 +54,28 @@ class Authentication:
                 raise Unauthorized("Send a token in X-API-Token." if secret is None else "This token is not valid.")
             if not caller.may(access):
                 raise Forbidden(f"This needs a token with the role {access}, not {caller.role}.")
-        elif caller is ANONYMOUS and limiter is not None and not ours:
+        elif caller is ANONYMOUS and limiter is not None and not is_proxy:
             limiter.take_address(client)
         return caller, client
 
     def spend(self, exchange: Exchange, caller: Caller, limit: str) -> None:
-        """Count a request against a limit of its client's address that its route does not name; raises RateLimited.
+        """Count a request against a further limit of its client's address; raises RateLimited.
 
-        A caller with a token is counted too. A service that asks the gate for its visitors is believed whose address it
-        forwards; one that forwards none asks for itself and is not counted.
+        A caller with a token is counted too. A service's token makes its X-Forwarded-For trusted, so that its visitors are
+        counted; a service that forwards no address asks for itself and is not counted.
         """
         vouched = caller.may(Access.SERVICE)
-        client, ours = self._clients.address(exchange.client, exchange.target.head.pairs, vouched=vouched)
-        if not ours:
+        client, is_proxy = self._clients.address(exchange.client, exchange.target.head.pairs, vouched=vouched)
+        if not is_proxy:
             self.limits[limit].take_address(client)
 
     def client(self, exchange: Exchange) -> tuple[str, bool]:
-        """Give the client's address, and whether it is one of our own proxies that asks for itself."""
+        """Return the client's address, and whether it is a trusted proxy that asks for itself."""
         return self._clients.address(exchange.client, exchange.target.head.pairs)
 
 
 def chosen_namespace(caller: Caller, wanted: str | None) -> str:
-    """Give the namespace of a call: the one asked for, else the only one of the caller, else the default."""
+    """Return the namespace of a call: the requested one, else the only one of the caller, else the default."""
     if wanted is None:
         return caller.namespace or DEFAULT_NAMESPACE
     if caller.namespace is not None and wanted != caller.namespace:
@@ -85,7 +84,7 @@ def chosen_namespace(caller: Caller, wanted: str | None) -> str:
 
 
 def refuse_limited(caller: Caller, access: Access) -> None:
-    """Keep a token that is limited to a namespace out of what belongs to all of them."""
+    """Raise Forbidden for a token that is limited to a namespace, on a route that belongs to all namespaces."""
     if caller.namespace is not None and access is not Access.PUBLIC:
         raise Forbidden(f"This token may only be used in the namespace {caller.namespace}; this route has none.")
 

@@ -1,8 +1,9 @@
-"""The console's door: sign in with a token, and carry a signed cookie from then on.
+"""Sign-in to the console with a token, and the signed session cookie.
 
-The cookie names the token, not its secret, and is good for as long as the token is: a revoked token ends its sessions within a
-second. It is signed with the signing keys and not with a token, which whoever holds a cookie could then guess at home. It is HttpOnly and SameSite=Strict, and whatever changes something must also carry a header that no form or link on
-another site can set, and come from this origin.
+The cookie names the token, not its secret, and is valid only as long as the token: revoking a token ends its sessions within a
+second. It is signed with the signing keys, not with the token, which the holder of a cookie could otherwise guess offline. It is
+HttpOnly and SameSite=Strict. Every request that changes something must also carry a header that no form or link of another
+site can set, and come from this origin.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from headgate.kit.wire import Wire
 SESSION_SECONDS: Final = 12 * 3600
 NAME_HTTPS: Final = "__Host-headgate-console"
 NAME_HTTP: Final = "headgate-console"
-OURS: Final = b"x-headgate-console"
+CONSOLE_HEADER: Final = b"x-headgate-console"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -39,25 +40,25 @@ class SignIn(Wire):
 
 
 class Session(Wire):
-    """Who is signed in."""
+    """The signed-in caller."""
 
     name: str
     role: str
     namespace: str | None
 
 
-class _Ticket(msgspec.Struct, frozen=True, array_like=True):
-    mark: str
+class _CookiePayload(msgspec.Struct, frozen=True, array_like=True):
+    token_id: str
     expires: int
 
 
 class Sessions:
-    """Signed-in browsers; nothing is kept here, the cookie says it all."""
+    """Signs and verifies session cookies; sessions are not stored."""
 
     def __init__(self, keyring: Keyring, secrets: Sequence[bytes], admin_token: str, now: Callable[[], float]) -> None:
-        """Sign with the first secret and believe all of them, so that keys can be rotated; another admin token ends all.
+        """Sign with the first secret and accept all, so that keys can be rotated; a new admin token ends all sessions.
 
-        `now` gives the store's time in seconds: a session begins at one gateway and is shown to others.
+        `now` returns the store's time in seconds, because a session of one gateway is used at others.
         """
         self._keyring = keyring
         self._now = now
@@ -65,16 +66,16 @@ class Sessions:
         self._secrets = [hmac.digest(secret, purpose, "sha256") for secret in secrets]
 
     def sign_in(self, token: str) -> tuple[Caller, str]:
-        """Give the caller of a token and the cookie's value; raises Unauthorized."""
-        mark = self._keyring.mark(token.encode())
-        caller = self._keyring.marked(mark) if mark is not None else None
-        if mark is None or caller is None:
+        """Return the caller of a token and the cookie's value; raises Unauthorized."""
+        token_id = self._keyring.identify(token.encode())
+        caller = self._keyring.caller_of(token_id) if token_id is not None else None
+        if token_id is None or caller is None:
             raise Unauthorized("This token is not valid.")
-        payload = _text(msgspec.json.encode(_Ticket(mark, int(self._now()) + SESSION_SECONDS)))
+        payload = _text(msgspec.json.encode(_CookiePayload(token_id, int(self._now()) + SESSION_SECONDS)))
         return caller, f"{payload}.{_text(_mac(self._secrets[0], payload))}"
 
     def caller(self, method: str, headers: dict[bytes, bytes]) -> Caller | None:
-        """Say who is signed in; None if nobody is. What changes something must come from our own pages."""
+        """Return the signed-in caller, or None; raises Forbidden if a change was not requested by the console's own page."""
         caller = self._read(headers.get(b"cookie"))
         if caller is None:
             return None
@@ -89,19 +90,19 @@ class Sessions:
                 continue
             payload, _, mac = value.partition(".")
             try:
-                shown = _bytes(mac)
-                if not any(hmac.compare_digest(shown, _mac(secret, payload)) for secret in self._secrets):
+                signature = _bytes(mac)
+                if not any(hmac.compare_digest(signature, _mac(secret, payload)) for secret in self._secrets):
                     continue
-                ticket = msgspec.json.decode(_bytes(payload), type=_Ticket)
+                session = msgspec.json.decode(_bytes(payload), type=_CookiePayload)
             except (ValueError, binascii.Error):
                 continue
-            if ticket.expires > self._now():
-                return self._keyring.marked(ticket.mark)
+            if session.expires > self._now():
+                return self._keyring.caller_of(session.token_id)
         return None
 
 
 def operations(sessions: Sessions | None) -> list[Operation]:
-    """Give the console's pages and its sign-in; without sessions only what tells whose token it is."""
+    """Return the console's pages and its sign-in; without sessions, only the route that shows the caller of a token."""
 
     async def show_session(call: Call) -> Session:
         return _session(call.caller)
@@ -166,13 +167,13 @@ def _session(caller: Caller) -> Session:
 
 
 def _from_our_page(headers: dict[bytes, bytes]) -> bool:
-    """Tell whether a request was made by a script of this very origin."""
-    if headers.get(OURS) != b"1":
+    """Tell whether a request was made by a script of our own origin."""
+    if headers.get(CONSOLE_HEADER) != b"1":
         return False
     site = headers.get(b"sec-fetch-site")
     if site is not None:
         return site == b"same-origin"
-    # Browsers that do not say this name the page's origin; a proxy in front may speak https where we do not.
+    # Older browsers send only Origin; a proxy in front of us may use https where we do not.
     origin, host = headers.get(b"origin", b"").decode("latin-1"), headers.get(b"host", b"").decode("latin-1")
     schemes = (
         (headers[b"x-forwarded-proto"].decode("latin-1"),) if b"x-forwarded-proto" in headers else ("http", "https")

@@ -1,4 +1,4 @@
-"""Which pages of other sites may call us from a browser: CORS for public routes and configured origins."""
+"""CORS headers for public routes and the configured origins."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _VARY = (b"vary", b"Origin")
 
 
 class CorsOrigins:
-    """The origins whose pages may read our answers; `*` is all of them."""
+    """The origins whose pages may read our responses; `*` is all."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        known = read_origins(origins, "gateway.origins")
-        self._known = frozenset(origin.encode() for origin in known)
-        self._all = ANY in known
+        allowed = read_origins(origins, "gateway.origins")
+        self._allowed = frozenset(origin.encode() for origin in allowed)
+        self._all = ANY in allowed
 
     def headers(self, origin: bytes) -> Headers:
-        """Give what an answer to a page of this origin carries."""
-        if not self._known:
+        """Return the headers of a response to a page of this origin."""
+        if not self._allowed:
             return []
-        if not self._all and origin not in self._known:
+        if not self._all and origin not in self._allowed:
             return [_VARY]
         return [_VARY, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
 
     def preflight(self, origin: bytes, methods: bytes) -> Headers:
-        """Give what the answer to a preflight carries; without an allowed origin that is nothing of use to a page."""
-        if not self._all and origin not in self._known:
+        """Return the headers of the response to a preflight; those for an origin that is not allowed permit nothing."""
+        if not self._all and origin not in self._allowed:
             return [_VARY]
         return [
             _VARY,

@@ -1,4 +1,4 @@
-"""Reading a request: its query and its body become structs, or a problem that names the field."""
+"""Decodes the query and the body of a request into structs, or raises a problem that names the field."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from headgate.http.exchange import Exchange
-from headgate.http.request_head import sieve
+from headgate.http.request_head import keep_table
 from headgate.http.routes import ClientGone
 from headgate.kit.problems import HeadgateError, InvalidRequest, Malformed, TooLarge
 from headgate.kit.validation import explain, flat
 
 NAMESPACE = "namespace"
-_WORD = re.compile(r"\^(?:\(\?!\\\.\\\.\?\\Z\))?(?P<sign>\[[^\]]+\])\{1,(?P<most>\d+)\}\\Z")
+_PLAIN_PATTERN = re.compile(r"\^(?:\(\?!\\\.\\\.\?\\Z\))?(?P<characters>\[[^\]]+\])\{1,(?P<most>\d+)\}\\Z")
 _DOTS = (b".", b"..")
 
 
@@ -35,7 +35,7 @@ class BodyTimeout(HeadgateError):
 
 
 class QueryReader:
-    """Turns a query string into a struct; refuses parameters that the struct does not have, unless it bears them."""
+    """Decodes a query string into a struct; refuses unknown parameters if the struct does."""
 
     def __init__(self, kind: type[msgspec.Struct] | None, *, namespaced: bool) -> None:
         self._kind = kind
@@ -43,25 +43,27 @@ class QueryReader:
         fields = info.fields if isinstance(info, msgspec.inspect.StructType) else ()
         self._lists = frozenset(field.encode_name for field in fields if _is_list(field.type))
         self._floats = tuple(field.name for field in fields if _is_float(field.type))
-        self._bears_more = kind is not None and not kind.__struct_config__.forbid_unknown_fields
+        self._allows_unknown = kind is not None and not kind.__struct_config__.forbid_unknown_fields
         names = {field.encode_name for field in fields}
         self._takes_namespace = namespaced and NAMESPACE not in names
         self._names = {name.encode(): name for name in names | ({NAMESPACE} if namespaced else set())}
-        self._words: dict[bytes, tuple[str, bytes, int]] = {}
+        self._plain_fields: dict[bytes, tuple[str, bytes, int]] = {}
         if not hasattr(kind, "__post_init__"):
-            words = ((field.encode_name.encode(), _word(field)) for field in fields if field.encode_name != NAMESPACE)
-            self._words = {name: word for name, word in words if word is not None}
-        # What no query at all gives: always the same, unless a field is needed or could be changed.
-        self._nothing: msgspec.Struct | None = None
+            plain = (
+                (field.encode_name.encode(), _plain_field(field)) for field in fields if field.encode_name != NAMESPACE
+            )
+            self._plain_fields = {name: field for name, field in plain if field is not None}
+        # The struct of an empty query, if it can be shared: no field is required and none is a mutable list.
+        self._empty: msgspec.Struct | None = None
         if kind is not None and not self._lists and not any(field.required for field in fields):
-            self._nothing = msgspec.convert({}, kind)
+            self._empty = msgspec.convert({}, kind)
 
     def read(self, query: bytes) -> tuple[Any, str | None]:
-        """Give the struct (None where the route has none) and the namespace that was asked for."""
-        if not query and (self._kind is None or self._nothing is not None):
-            return self._nothing, None
-        if self._words:
-            made = self._read_words(query)
+        """Return the struct (None if the route has none) and the requested namespace."""
+        if not query and (self._kind is None or self._empty is not None):
+            return self._empty, None
+        if self._plain_fields:
+            made = self._read_plain(query)
             if made is not None:
                 return made, None
         values: dict[str, Any] = self._values(query) if query else {}
@@ -80,24 +82,24 @@ class QueryReader:
                 raise InvalidRequest(f"{name} must be a finite number.", field=name)
         return made, namespace
 
-    def _read_words(self, query: bytes) -> Any:
-        """Read a query of nothing but names and ids, as most are, at less cost; None if there is more to it."""
+    def _read_plain(self, query: bytes) -> Any:
+        """Decode a query that has only names and ids, as most have, at less cost; None if it has other parameters."""
         values = {}
         for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")
-            word = self._words.get(name)
-            if word is None:
+            field = self._plain_fields.get(name)
+            if field is None:
                 return None
-            attribute, signs, most = word
-            if not value or len(value) > most or value.translate(signs) != value or attribute in values:
+            attribute, allowed, most = field
+            if not value or len(value) > most or value.translate(allowed) != value or attribute in values:
                 return None
             if value in _DOTS:
-                return None  # which some names may not be
+                return None  # not allowed in some names
             values[attribute] = value.decode()
         try:
-            return self._kind(**values)  # type: ignore[misc]  # a query with words in it has a struct
+            return self._kind(**values)  # type: ignore[misc]  # a route with such fields has a struct
         except TypeError:
-            return None  # one is missing, and it will be said which
+            return None  # a field is missing; the general decoder says which
 
     def _values(self, query: bytes) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -111,7 +113,7 @@ class QueryReader:
                     continue
                 name = _text(raw, "a parameter's name", encoded)
                 if name.encode() not in names:
-                    if self._bears_more:
+                    if self._allows_unknown:
                         continue
                     raise _unknown(name)
             text = _text(value, name, encoded)
@@ -125,7 +127,7 @@ class QueryReader:
 
 
 class BodyReader:
-    """Reads a body up to a limit and decodes it."""
+    """Reads a body up to a size limit and decodes it."""
 
     def __init__(self, kind: type[Any], *, limit: int, seconds: float, optional: bool) -> None:
         self._kind = kind
@@ -135,15 +137,15 @@ class BodyReader:
         self._optional = optional
 
     def read(self, exchange: Exchange) -> Any:
-        """Give the decoded body, all of which is here; None if there is none and none is needed."""
+        """Return the decoded body, which has arrived; None if it is empty and optional."""
         self._check(exchange.target.headers)
         return self._decoded(exchange.body() or b"")
 
     async def read_later(self, exchange: Exchange) -> Any:
-        """Give the decoded body, which is still on its way."""
+        """Wait for the body and return it decoded."""
         self._check(exchange.target.headers)
         body = exchange.body()
-        return self._decoded(await self._arrived(exchange) if body is None else body)
+        return self._decoded(await self._receive(exchange) if body is None else body)
 
     def _decoded(self, body: bytes) -> Any:
         if len(body) > self._limit:
@@ -171,8 +173,8 @@ class BodyReader:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise MediaUnsupported
 
-    async def _arrived(self, exchange: Exchange) -> bytes:
-        """Wait for a body that is still on its way, as long as it may take."""
+    async def _receive(self, exchange: Exchange) -> bytes:
+        """Receive the whole body; raise BodyTimeout if it takes too long."""
         chunks, size, more = [], 0, True
         try:
             async with asyncio.timeout(self._seconds):
@@ -192,13 +194,13 @@ class BodyReader:
 
 
 def invalid(error: msgspec.ValidationError, kind: Any = None) -> InvalidRequest:
-    """Say which field was wrong, and how; `kind` is the type that was expected."""
+    """Make a problem that names the wrong field; `kind` is the expected type."""
     sentence, field = explain(error, kind)
     return InvalidRequest(sentence, field=field) if field else InvalidRequest(sentence)
 
 
 def malformed(error: Exception) -> Malformed:
-    """Say why a body could not be read at all."""
+    """Make a problem that says why a body is not JSON."""
     if isinstance(error, RecursionError):
         return Malformed("The JSON is nested too deeply.")
     if isinstance(error, UnicodeError):
@@ -227,18 +229,18 @@ def _is_json(media: bytes) -> bool:
     return (kind == b"application/json" or kind.endswith(b"+json")) and charset.partition(b";")[0] in (b"", b"utf-8")
 
 
-def _word(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
-    """Give attribute, sieve and most length of a field that takes any of certain signs; None if there is more to it."""
+def _plain_field(field: msgspec.inspect.Field) -> tuple[str, bytes, int] | None:
+    """Return attribute, allowed characters and longest length, if the field's pattern is nothing but these; else None."""
     kind = field.type
     if not isinstance(kind, msgspec.inspect.StrType) or kind.pattern is None:
         return None
-    form = _WORD.fullmatch(kind.pattern)
+    form = _PLAIN_PATTERN.fullmatch(kind.pattern)
     if form is None or kind.min_length is not None or kind.max_length is not None:
         return None
-    sign = re.compile(form["sign"])
-    if sign.fullmatch("%") or sign.fullmatch("+"):
-        return None  # in a query these stand for others
-    return field.name, sieve(code for code in range(128) if sign.fullmatch(chr(code))), int(form["most"])
+    allowed = re.compile(form["characters"])
+    if allowed.fullmatch("%") or allowed.fullmatch("+"):
+        return None  # in a query these are escapes
+    return field.name, keep_table(code for code in range(128) if allowed.fullmatch(chr(code))), int(form["most"])
 
 
 def _is_list(kind: msgspec.inspect.Type) -> bool:

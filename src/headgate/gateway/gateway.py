@@ -1,7 +1,7 @@
-"""One dispatch for every request: route, caller, limits, query, body, handler, answer.
+"""The dispatch of every request: route, caller, limits, query, body, handler, response.
 
-The hot routes go through it as well. So whatever can be worked out beforehand is worked out when the gateway is put
-together, a whole answer leaves in one write, and a task is made only for a request that has to wait for something.
+Hot routes pass through it too. So everything that can be computed when the gateway is assembled is computed then, a whole
+response is sent in one write, and a task is created only for a request that has to wait.
 """
 
 from __future__ import annotations
@@ -10,52 +10,31 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
-from contextvars import ContextVar
 from itertools import count
 from time import perf_counter
 from types import CoroutineType
-from typing import Any
 
-from structlog.contextvars import bind_contextvars, unbind_contextvars
-
-from headgate.gateway.authentication import DEFAULT_NAMESPACE, Authentication, chosen_namespace, refuse_limited
+from headgate.gateway.authentication import Authentication, chosen_namespace, refuse_limited
 from headgate.gateway.cors import CorsOrigins
-from headgate.gateway.decoding import NAMESPACE, BodyReader, QueryReader
-from headgate.gateway.limits import Buckets, RequestLimiter
+from headgate.gateway.limits import RequestLimiter
 from headgate.gateway.metrics import FLUSH_SECONDS, Tally
+from headgate.gateway.prepared_routes import CachedRoute, MountRoute, PreparedRoute, UnroutedRequest
+from headgate.gateway.request_context import RequestContext
 from headgate.gateway.routing import Resource, Router
 from headgate.gateway.settings import GatewaySettings
 from headgate.gateway.tracing import traced, traced_mount
-from headgate.http.client_addresses import neighbourhood
 from headgate.http.exchange import Exchange
-from headgate.http.listener import Rest
+from headgate.http.listener import RequestCoroutine
 from headgate.http.operations import Notice, Ready
-from headgate.http.responses import Headers, StreamRunner, block, close_chunks, problem, rendered, stream_headers
-from headgate.http.routes import (
-    ANONYMOUS,
-    Access,
-    Answer,
-    Call,
-    ClientGone,
-    Message,
-    Mount,
-    Operation,
-    Stop,
-    Stream,
-)
+from headgate.http.responses import Headers, StreamRunner, close_chunks, header_lines, problem, rendered, stream_headers
+from headgate.http.routes import Access, Answer, ClientGone, Message, Mount, Operation, Stop, Stream
 from headgate.kit import logs, metrics, traces
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError, MethodNotAllowed, NotFound
-from headgate.store import PendingReply
 
 UNMATCHED = "unmatched"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _WARN_SECONDS = 1.0
-_NO_HEADERS: Headers = []
-
-# Binding the request id to the log lines of its handlers costs a tenth this way.
-_LOGGED_ID: ContextVar[str] = bind_contextvars(request_id="")["request_id"].var
-unbind_contextvars("request_id")
 
 log = get_logger()
 
@@ -66,124 +45,8 @@ class Unexpected(HeadgateError):
     code, status = "internal", 500
 
 
-class PreparedRoute:
-    """An operation with everything worked out that does not depend on the request."""
-
-    __slots__ = (
-        "access", "body", "handler", "limiter", "namespaced", "prompt", "query", "status", "tally", "title", "user", "users",
-    )  # fmt: skip
-
-    def __init__(self, operation: Operation, settings: GatewaySettings, limits: dict[str, RequestLimiter]) -> None:
-        self.access = operation.access
-        self.handler = operation.handler
-        self.namespaced = operation.namespaced
-        self.prompt = operation.prompt
-        self.status = operation.status
-        self.user = operation.user
-        self.title = f"{operation.method} {operation.path}"
-        self.tally = Tally(operation.id)
-        self.limiter = limits[operation.limit] if operation.limit else None
-        self.users = self.limiter.users if self.limiter is not None else None
-        self.query = QueryReader(operation.query, namespaced=operation.namespaced)
-        self.body: BodyReader | None = None
-        if operation.body is not None:
-            limit = operation.body_limit or settings.body_limit
-            self.body = BodyReader(
-                operation.body, limit=limit, seconds=settings.body_seconds, optional=operation.body_optional
-            )
-
-
-class UnroutedRequest:
-    """Where a request has come to, for the log and the figures, before it has a route or instead of one."""
-
-    __slots__ = ("status", "tally", "title")
-
-    def __init__(self, title: str, tally: Tally) -> None:
-        self.title = title
-        self.tally = tally
-        self.status = 204
-
-
-class MountRoute(UnroutedRequest):
-    """A mounted application and its figures."""
-
-    __slots__ = ("mount", "prefix")
-
-    def __init__(self, mount: Mount) -> None:
-        super().__init__(mount.prefix, Tally(f"mount {mount.prefix}"))
-        self.mount = mount
-        self.prefix = mount.prefix.rstrip("/").encode()
-
-
-class CachedRoute:
-    """Where a request goes, and from whom it comes; found once for all requests of a connection that ask for the same.
-
-    If nothing in the request tells who asks, and nobody has to, then its address is all there is to `know`; `addresses`
-    counts the requests of each.
-    """
-
-    __slots__ = ("addresses", "client", "known", "namespace", "neighbourhood", "path", "route")
-
-    def __init__(self, route: PreparedRoute, path: Mapping[str, str]) -> None:
-        self.route = route
-        self.path = path
-        self.namespace = path.get(NAMESPACE)
-        self.known = False
-        self.client = self.neighbourhood = ""
-        self.addresses: Buckets | None = None
-
-    def know(self, client: str, *, ours: bool) -> None:
-        """Keep the client's address, and whether it is a proxy of ours, which asks as often as it likes."""
-        self.known = True
-        self.client = client
-        self.neighbourhood = neighbourhood(client)
-        self.addresses = None if ours or self.route.limiter is None else self.route.limiter.addresses
-
-
-class RequestContext(Call):
-    """A request on its way through the gateway: what its handler sees, and what it takes to answer it."""
-
-    work: CoroutineType[Any, Any, object]
-
-    def __init__(
-        self, exchange: Exchange, request_id: str, gateway: Gateway, at: UnroutedRequest | PreparedRoute
-    ) -> None:
-        # What Call's own does, without another call.
-        self.headers = exchange.target.headers
-        self.caller = ANONYMOUS
-        self.namespace = DEFAULT_NAMESPACE
-        self.request_id = request_id
-        self.stop = gateway.stop
-        self._request = self.exchange = exchange
-        self._gateway = gateway
-        self.at = at
-        self.running = False
-        self.extra = _NO_HEADERS
-        self.started = perf_counter()
-
-    def begin(self, at: UnroutedRequest | PreparedRoute) -> None:
-        """Its handler is about to run."""
-        self.at = at
-        self.running = True
-        at.tally.in_flight += 1
-
-    def resume(self, _awaited: object) -> None:
-        """Go on: what a prompt handler awaits is there."""
-        _LOGGED_ID.set(self.request_id)  # whoever calls back has a context of their own
-        self._gateway.step(self)
-
-    def spend(self, limit: str) -> None:
-        self._gateway.door.spend(self.exchange, self.caller, limit)
-
-    def end(self) -> None:
-        """The handler is done."""
-        if self.running:
-            self.running = False
-            self.at.tally.in_flight -= 1
-
-
 class Gateway:
-    """The application: all operations and mounts behind one door."""
+    """The application: all operations and mounts, with authentication, limits and metrics."""
 
     def __init__(
         self,
@@ -191,16 +54,16 @@ class Gateway:
         mounts: Sequence[Mount] = (),
         *,
         settings: GatewaySettings,
-        door: Authentication,
+        authentication: Authentication,
         ready: Ready,
         notice: Notice = lambda: None,
     ) -> None:
         self.stop = Stop()
         self.ready = ready
         self.notice = notice
-        self.door = door
+        self.authentication = authentication
         self._origins = CorsOrigins(settings.origins)
-        routes = [(each.method, each.path, PreparedRoute(each, settings, door.limits)) for each in operations]
+        routes = [(each.method, each.path, PreparedRoute(each, settings, authentication.limits)) for each in operations]
         self._router = Router(routes)
         self._mounts = [MountRoute(mount) for mount in mounts]
         self._unmatched = UnroutedRequest(UNMATCHED, Tally(UNMATCHED))
@@ -215,203 +78,183 @@ class Gateway:
 
     @property
     def limits(self) -> Mapping[str, RequestLimiter]:
-        """The classes of limits, which may be changed while the gateway runs."""
-        return self.door.limits
+        """The classes of limits by name, which may be changed while the gateway runs."""
+        return self.authentication.limits
 
-    def serve(self, exchange: Exchange) -> Rest | None:
-        """Answer one request, or give what is left to do: to wait for its body, its handler or its stream."""
+    def serve(self, exchange: Exchange) -> RequestCoroutine | None:
+        """Answer a request at once, or return a coroutine that waits for its body, its handler or its stream."""
         target = exchange.target
-        given = None if target.head.plain else target.headers.get(b"x-request-id")
+        given = None if target.head.anonymous else target.headers.get(b"x-request-id")
         request_id = f"{self._process}{next(self._numbers):x}" if given is None else self._request_id(given)
-        turn = RequestContext(exchange, request_id, self, self._unmatched)
-        _LOGGED_ID.set(request_id)
+        context = RequestContext(exchange, request_id, self, self._unmatched)
+        logs.request_id.set(request_id)
         try:
-            way: CachedRoute | None = target.way
-            if way is None:
+            cached: CachedRoute | None = target.route
+            if cached is None:
                 found = self._router.find(target.path)
                 if found is None:
                     mounted = self._mounted(target.path)
-                    return traced_mount(turn, target.method, mounted.title, self._run_mounted(mounted, turn))
+                    return traced_mount(context, target.method, mounted.title, self._run_mounted(mounted, context))
                 resource, path = found
-                way = self._way(resource, path, turn)
-                if way is None:
-                    self._reply(turn, _without_route(resource, target.method))
+                cached = self._resolve(resource, path, context)
+                if cached is None:
+                    self.reply(context, _without_route(resource, target.method))
                     return None
-            route = way.route
-            turn.begin(route)
-            # A traced request has log lines of its own, and so a context of its own.
+            route = cached.route
+            context.begin(route)
+            # A traced request binds its trace id to its log lines, for which it needs a task with its own context.
             if b"traceparent" in target.headers or traces.on() or not (exchange.complete or route.body is None):
-                return self._finish(turn, self._run(way, turn))
-            self._enter(way, turn)
+                return self._finish(context, self._run_traced(cached, context))
+            self._authenticate(cached, context)
             if route.body is not None:
-                turn.body = route.body.read(exchange)
-            result = self._handle(route, turn)
+                context.body = route.body.read(exchange)
+            result = self._handle(route, context)
             if not isinstance(result, CoroutineType):
-                self._reply(turn, result)
+                self.reply(context, result)
             elif route.prompt:
-                turn.work = result
-                self.step(turn)
+                context.work = result
+                context.step()
             else:
-                return self._finish(turn, result)
-        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
-            self._fail(turn, error)
+                return self._finish(context, result)
+        except Exception as error:  # noqa: BLE001 -- the top of a request: every error becomes a problem document
+            self.fail(context, error)
         return None
 
-    def step(self, turn: RequestContext) -> None:
-        """Go on with a prompt handler as far as it comes, and once more when what it awaits is there."""
-        try:
-            awaited = turn.work.send(None)
-        except StopIteration as done:
-            try:
-                self._reply(turn, done.value)
-            except Exception as error:  # noqa: BLE001 -- as below: an answer that cannot be written is a defect of ours
-                self._fail(turn, error)
-        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
-            self._fail(turn, error)
-        except asyncio.CancelledError:  # what it awaited was, since this process is about to end
-            turn.end()
-            turn.exchange.abort()
-        else:
-            if awaited is None:
-                asyncio.get_running_loop().call_soon(turn.resume, awaited)
-                return
-            awaited._asyncio_future_blocking = False  # how a task says that it has taken the future
-            if isinstance(awaited, PendingReply):
-                awaited.callback = turn.resume
-            else:
-                awaited.add_done_callback(turn.resume)
-
-    async def keep_figures(self) -> None:
-        """Add the figures of all operations to the shared ones, again and again."""
+    async def flush_metrics(self) -> None:
+        """Add the numbers of all operations to the shared metrics, every half second."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self.flush()
 
     def flush(self) -> None:
-        """Add the figures of all operations to the shared ones."""
+        """Add the numbers of all operations to the shared metrics."""
         for tally in self._tallies:
             tally.flush()
         metrics.share_named()
 
-    async def _run(self, way: CachedRoute, turn: RequestContext) -> object:
-        """Go through with a request that is traced, or whose body is still on its way."""
-        return await traced(turn, way.route.title, way.route.status, self._run_all(way, turn))
+    async def _run_traced(self, cached: CachedRoute, context: RequestContext) -> object:
+        """Process a request that is traced, or whose body has not arrived yet."""
+        return await traced(context, cached.route.title, cached.route.status, self._run(cached, context))
 
-    async def _run_all(self, way: CachedRoute, turn: RequestContext) -> object:
-        route = way.route
-        self._enter(way, turn)
+    async def _run(self, cached: CachedRoute, context: RequestContext) -> object:
+        route = cached.route
+        self._authenticate(cached, context)
         if route.body is not None:
-            turn.body = await route.body.read_later(turn.exchange)
-        result = self._handle(route, turn)
+            context.body = await route.body.read_later(context.exchange)
+        result = self._handle(route, context)
         return await result if isinstance(result, CoroutineType) else result
 
-    def _way(self, resource: Resource[PreparedRoute], path: dict[str, str], turn: RequestContext) -> CachedRoute | None:
-        """Find where a request goes, None if nowhere with this method; keep what the next of its kind need not find again."""
-        target = turn.exchange.target
+    def _resolve(
+        self, resource: Resource[PreparedRoute], path: dict[str, str], context: RequestContext
+    ) -> CachedRoute | None:
+        """Find the route for the request's method, and cache it in the target if possible; None if there is none."""
+        target = context.exchange.target
         route = resource.routes.get(target.method)
-        if not target.head.plain and not target.headers.keys().isdisjoint((b"traceparent", b"origin")):
-            turn.extra = self._extra(resource, route, target.headers)
+        if not target.head.anonymous and not target.headers.keys().isdisjoint((b"traceparent", b"origin")):
+            context.extra_headers = self._extra_headers(resource, route, target.headers)
         if route is None:
             return None
-        way = CachedRoute(route, path)
-        if target.head.plain and route.access is Access.PUBLIC:
-            client, ours = self.door.client(turn.exchange)
-            way.know(client, ours=ours)
-            target.way = way
-        return way
+        cached = CachedRoute(route, path)
+        if target.head.anonymous and route.access is Access.PUBLIC:
+            client, is_proxy = self.authentication.client(context.exchange)
+            cached.cache_client(client, is_proxy=is_proxy)
+            target.route = cached
+        return cached
 
-    def _enter(self, way: CachedRoute, turn: RequestContext) -> None:
-        """Find out who calls, and read the query."""
-        route = way.route
-        turn.path = way.path
-        if way.known:
-            turn.client = way.client
-            if way.addresses is not None:
-                way.addresses.take(way.neighbourhood)
+    def _authenticate(self, cached: CachedRoute, context: RequestContext) -> None:
+        """Find the caller, count the request against its limit, and read the query and the namespace."""
+        route = cached.route
+        context.path = cached.path
+        if cached.anonymous:
+            context.client = cached.client
+            if cached.limits is not None:
+                cached.limits.take(cached.network)
         else:
-            turn.caller, turn.client = self.door.enter(turn.exchange, route.access, route.limiter)
-        turn.query, wanted = route.query.read(turn.exchange.query)
+            context.caller, context.client = self.authentication.authenticate(
+                context.exchange, route.access, route.limiter
+            )
+        context.query, namespace = route.query.read(context.exchange.query)
         if route.namespaced:
-            if way.namespace is not None:
-                wanted = way.namespace
-            if wanted is not None or not way.known:
-                turn.namespace = chosen_namespace(turn.caller, wanted)
-        elif turn.caller.namespace is not None:
-            refuse_limited(turn.caller, route.access)
+            if cached.namespace is not None:
+                namespace = cached.namespace
+            if namespace is not None or not cached.anonymous:
+                context.namespace = chosen_namespace(context.caller, namespace)
+        elif context.caller.namespace is not None:
+            refuse_limited(context.caller, route.access)
 
-    def _handle(self, route: PreparedRoute, turn: RequestContext) -> object:
+    def _handle(self, route: PreparedRoute, context: RequestContext) -> object:
         if route.users is not None and route.user is not None:
-            user = route.user(turn)
+            user = route.user(context)
             if user:
                 route.users.take(user)
-        return route.handler(turn)
+        return route.handler(context)
 
-    async def _finish(self, turn: RequestContext, work: Awaitable[object]) -> None:
-        """Answer once the handler is done."""
+    async def _finish(self, context: RequestContext, work: Awaitable[object]) -> None:
+        """Wait for the handler, then send its response or its stream."""
         try:
             result = await work
             if isinstance(result, Stream):
-                await self._stream(result, turn)
+                await self._stream(result, context)
             else:
-                self._reply(turn, result)
-        except Exception as error:  # noqa: BLE001 -- the top of a request: whatever it was, the caller gets a problem
-            self._fail(turn, error)
+                self.reply(context, result)
+        except Exception as error:  # noqa: BLE001 -- the top of a request: every error becomes a problem document
+            self.fail(context, error)
         finally:
-            turn.end()
-            turn.close()
+            context.end()
+            context.close()
 
-    def _reply(self, turn: RequestContext, result: object) -> None:
-        status, shared, body = rendered(result, turn.at.status)
-        self._answer(turn, status, shared, body)
+    def reply(self, context: RequestContext, result: object) -> None:
+        """Send what a handler returned, other than a stream."""
+        status, headers, body = rendered(result, context.route.status)
+        self._respond(context, status, headers, body)
 
-    def _answer(self, turn: RequestContext, status: int, shared: bytes, body: bytes) -> None:
-        """Send a whole answer."""
-        tally = turn.at.tally
-        if turn.running:
-            turn.running = False
+    def _respond(self, context: RequestContext, status: int, headers: bytes, body: bytes) -> None:
+        tally = context.route.tally
+        if context.running:
+            context.running = False
             tally.in_flight -= 1
-        seconds = perf_counter() - turn.started
+        seconds = perf_counter() - context.started
         tally.count(status, seconds)
         if logs.debugging():
-            _log(turn, status, seconds)
-        if turn.extra:
-            shared += block(turn.extra)
-        request_id = turn.request_id.encode()
+            _log(context, status, seconds)
+        if context.extra_headers:
+            headers += header_lines(context.extra_headers)
+        request_id = context.request_id.encode()
         if status == 204 or status == 304:
-            turn.exchange.whole(status, b"%bx-request-id: %b\r\n\r\n" % (shared, request_id), b"")
+            context.exchange.respond(status, b"%bx-request-id: %b\r\n\r\n" % (headers, request_id), b"")
         else:
-            head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (shared, request_id, len(body))
-            turn.exchange.whole(status, head, b"" if turn.exchange.target.method == "HEAD" else body)
+            headers = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (headers, request_id, len(body))
+            context.exchange.respond(status, headers, b"" if context.exchange.target.method == "HEAD" else body)
 
-    def _fail(self, turn: RequestContext, error: Exception) -> None:
-        """Say what went wrong: to the caller if it is a refusal, to the log if it is a defect of ours."""
+    def fail(self, context: RequestContext, error: Exception) -> None:
+        """Send the problem of an error; an error that is no HeadgateError is a defect of ours and is logged."""
         if isinstance(error, ClientGone):
-            turn.end()
-            turn.at.tally.count(error.status, perf_counter() - turn.started)
+            context.end()
+            context.route.tally.count(error.status, perf_counter() - context.started)
             return
         if not isinstance(error, HeadgateError):
-            log.error("request failed", operation=turn.at.title, exc_info=error)
+            log.error("request failed", operation=context.route.title, exc_info=error)
             error = Unexpected()
         elif error.status >= 500:
-            self._warn(error, turn.at.title)
-        self._answer(turn, *problem(error, turn.request_id))
-        # Its frames hold the error: with each refusal that would be a circle, left to the garbage collector.
+            self._warn(error, context.route.title)
+        self._respond(context, *problem(error, context.request_id))
+        # Breaks the reference cycle through the traceback.
         error.__traceback__ = None
 
-    async def _stream(self, stream: Stream, turn: RequestContext) -> None:
-        turn.end()
-        tally, send = turn.at.tally, turn.exchange
-        tally.count(stream.status, perf_counter() - turn.started)
+    async def _stream(self, stream: Stream, context: RequestContext) -> None:
+        context.end()
+        tally, send = context.route.tally, context.exchange
+        tally.count(stream.status, perf_counter() - context.started)
         tally.streams += 1
         try:
-            own = [*stream_headers(stream), *turn.extra, (b"x-request-id", turn.request_id.encode())]
-            await send({"type": "http.response.start", "status": stream.status, "headers": own})
+            headers = [*stream_headers(stream), *context.extra_headers, (b"x-request-id", context.request_id.encode())]
+            await send({"type": "http.response.start", "status": stream.status, "headers": headers})
             if send.target.method == "HEAD":
                 await close_chunks(stream.chunks)
             else:
-                await StreamRunner(stream, turn, send).run()
+                await StreamRunner(stream, context, send).run()
             await send({"type": "http.response.body", "body": b""})
-        except Exception:  # the answer has begun, so the only thing left to tell the client is its early end
+        except Exception:  # the response has begun, so the client can only be shown that it ends early
             log.exception("stream failed", operation=tally.operation)
         finally:
             tally.streams -= 1
@@ -422,47 +265,49 @@ class Gateway:
                 return route
         raise NotFound
 
-    async def _run_mounted(self, route: MountRoute, turn: RequestContext) -> int:
-        """Hand a request to a mounted application and give the status; what it raises before it answers is a problem."""
+    async def _run_mounted(self, route: MountRoute, context: RequestContext) -> int:
+        """Run a mounted application and return the status; an error before its response becomes a problem document."""
         mount, status = route.mount, 0
-        turn.begin(route)
+        context.begin(route)
 
-        async def watched(message: Message) -> None:
+        async def send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = [*message.get("headers", ()), (b"x-request-id", turn.request_id.encode())]
-                message = {**message, "headers": own}
-            await turn.exchange(message)
+                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+                message = {**message, "headers": headers}
+            await context.exchange(message)
             if message.get("more_body"):
-                await asyncio.sleep(0)  # as in a stream of ours: the server's send need not suspend
+                await asyncio.sleep(0)  # as in StreamRunner: sending does not always suspend
 
         try:
-            limiter = self.door.limits[mount.limit] if mount.limit else None
-            turn.caller, turn.client = self.door.enter(turn.exchange, mount.access, limiter, bearer=mount.bearer)
-            refuse_limited(turn.caller, mount.access)
-            turn.scope["headgate"] = turn
-            await mount.app(turn.scope, turn.receive, watched)
+            limiter = self.authentication.limits[mount.limit] if mount.limit else None
+            context.caller, context.client = self.authentication.authenticate(
+                context.exchange, mount.access, limiter, bearer=mount.bearer
+            )
+            refuse_limited(context.caller, mount.access)
+            context.scope["headgate"] = context
+            await mount.app(context.scope, context.receive, send)
         except Exception as error:
             if not status:
-                self._fail(turn, error)
+                self.fail(context, error)
                 return error.status if isinstance(error, HeadgateError) else 500
             log.exception("mounted application failed", mount=mount.prefix)
         finally:
-            turn.scope.pop("headgate", None)  # the two hold each other
-            turn.end()
-            turn.close()
-        turn.at.tally.count(status, perf_counter() - turn.started)
+            context.scope.pop("headgate", None)  # breaks the reference cycle between scope and call
+            context.end()
+            context.close()
+        context.route.tally.count(status, perf_counter() - context.started)
         return status
 
     def _request_id(self, given: bytes) -> str:
-        """Take the client's own id if it can stand in a header and a log line."""
+        """Return the client's own id if it is safe in a header and a log line, else a new one."""
         return given.decode() if _REQUEST_ID.fullmatch(given) else f"{self._process}{next(self._numbers):x}"
 
-    def _extra(
+    def _extra_headers(
         self, resource: Resource[PreparedRoute], route: PreparedRoute | None, headers: dict[bytes, bytes]
     ) -> Headers:
-        """Give the headers that only some answers have: for pages of other sites, and the caller's trace."""
+        """Return the CORS headers and the caller's traceparent, which only some responses carry."""
         extra: Headers = []
         parent = headers.get(b"traceparent")
         if parent is not None and traces.trace_id(parent.decode("latin-1")) is not None:
@@ -477,7 +322,7 @@ class Gateway:
         return extra
 
     def _warn(self, error: HeadgateError, title: str) -> None:
-        """Log an outage once a second, not once a request."""
+        """Log a refusal at most once a second for each problem code."""
         now = perf_counter()
         if now - self._warned.get(error.code, -_WARN_SECONDS) >= _WARN_SECONDS:
             self._warned[error.code] = now
@@ -490,13 +335,13 @@ def _without_route(resource: Resource[PreparedRoute], method: str) -> Answer:
     raise MethodNotAllowed(f"This address takes {resource.allow}.", allow=resource.allow)
 
 
-def _log(turn: RequestContext, status: int, seconds: float) -> None:
-    """Log a request by its route: a path or a query may hold a ticket."""
+def _log(context: RequestContext, status: int, seconds: float) -> None:
+    """Log a request by its route; its path or query may hold a ticket."""
     log.debug(
         "request",
-        operation=turn.at.title,
+        operation=context.route.title,
         status=status,
         ms=round(seconds * 1000, 3),
-        client=turn.client,
-        caller=turn.caller.name,
+        client=context.client,
+        caller=context.caller.name,
     )

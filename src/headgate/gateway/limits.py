@@ -1,8 +1,8 @@
-"""Request limits: a steadily refilling bucket for each client address and each user, in bounded memory.
+"""Rate limits: a token bucket for each client address and each user, in bounded memory.
 
-A bucket is one number, the moment at which it will be full again, so an entry that is in the past says nothing and may
-be forgotten. Two generations bound the memory: when the young one is full it becomes the old one, and what nobody has asked
-for since then is gone. Each gateway process counts by itself; entries are counted together (`shared_buckets`).
+A bucket is stored as one number, the time at which it will be full again. A time in the past means a full bucket, which may be
+forgotten. Two generations bound the memory: when the new one is full it becomes the old one, and the old one is dropped.
+Each gateway process counts by itself, except entries, which the processes of a machine count together (`shared_buckets`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import ceil
 from time import monotonic
 
 from headgate.gateway.settings import ENTRY, LIMITS, RateLimit
-from headgate.http.client_addresses import neighbourhood
+from headgate.http.client_addresses import client_network
 from headgate.kit.problems import RateLimited
 
 MOST_KEYS = 50_000
@@ -24,7 +24,7 @@ MakeBuckets = Callable[[str, float, float], "Buckets"]
 class Buckets:
     """The buckets of one class of requests, by key."""
 
-    __slots__ = ("_most", "_old", "_room", "_step", "_young", "burst", "name")
+    __slots__ = ("_most", "_new", "_old", "_room", "_step", "burst", "name")
 
     def __init__(self, name: str, per_second: float, burst: float, most: int = MOST_KEYS) -> None:
         self.name = name
@@ -32,33 +32,33 @@ class Buckets:
         self.change(per_second, burst)
 
     def change(self, per_second: float, burst: float) -> None:
-        """Take another rate and begin with full buckets."""
+        """Change the rate, and start again with full buckets."""
         self.burst = burst
         self._step = 1.0 / per_second
         self._room = (burst - 1.0) / per_second
-        self._young: dict[str, float] = {}
+        self._new: dict[str, float] = {}
         self._old: dict[str, float] = {}
 
     def take(self, key: str) -> None:
         """Count one request, or raise RateLimited with the time until the next is allowed."""
         now = monotonic()
-        young = self._young
-        full_at = young.get(key)
+        new = self._new
+        full_at = new.get(key)
         if full_at is None:
             full_at = self._old.get(key, now)
-            if len(young) >= self._most:
-                self._old, self._young = young, {}
-                young = self._young
+            if len(new) >= self._most:
+                self._old, self._new = new, {}
+                new = self._new
         if full_at < now:
             full_at = now
         wait = full_at - now - self._room
         if wait > 0:
-            young[key] = full_at  # who goes on asking is not forgotten
+            new[key] = full_at  # keeps the key in the new generation
             raise self._refusal(wait)
-        young[key] = full_at + self._step
+        new[key] = full_at + self._step
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._new) + len(self._old)
 
     def _refusal(self, wait: float) -> RateLimited:
         policy = f'"{self.name}";q={self.burst:.0f};w={ceil(self.burst * self._step)}'
@@ -78,18 +78,18 @@ class RequestLimiter:
         )
 
     def change(self, per_second: float | None) -> None:
-        """Take another rate per address, with its burst in proportion; None: as configured."""
+        """Change the rate per address, with its burst in proportion; None restores the configured rate."""
         rate = per_second or self._limit.per_second
         burst = max(1.0, self._limit.burst * rate / self._limit.per_second)
         self.addresses.change(rate, burst)
 
     def take_address(self, address: str) -> None:
-        """Count a request of this address."""
-        self.addresses.take(neighbourhood(address))
+        """Count a request of this address; raises RateLimited."""
+        self.addresses.take(client_network(address))
 
 
 def limiters(changed: Mapping[str, RateLimit], shared: MakeBuckets | None = None) -> dict[str, RequestLimiter]:
-    """Make every class of limits: the built-in ones, and those that the settings change or add.
+    """Make all classes of limits: the built-in ones, and those that the settings change or add.
 
     `shared` makes the buckets of entries, if they are counted together with other processes.
     """

@@ -1,7 +1,6 @@
-"""What the gateway counts.
+"""Metrics of the gateway.
 
-A hot route must not pay for its figures, so each operation's tally is a few plain numbers, and every half second they are
-added to the shared ones.
+To keep hot routes cheap, each operation counts in plain numbers, which are added to the shared metrics every half second.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ STREAMS = metrics.gauge("headgate_http_streams", "Open streams.", ["operation"])
 
 
 class Tally:
-    """The figures of one operation since the last flush."""
+    """The numbers of one operation since the last flush."""
 
     __slots__ = ("_seconds", "_shown", "_statuses", "in_flight", "operation", "streams")
 
@@ -32,15 +31,15 @@ class Tally:
         self._seconds: metrics.Sums | None = None
 
     def count(self, status: int, seconds: float) -> None:
-        """Count one answer."""
+        """Count one response."""
         statuses = self._statuses
         statuses[status] = statuses.get(status, 0) + 1
-        if self._seconds is None:  # an operation that nobody asks for has no figures
+        if self._seconds is None:  # an operation without requests has no series
             self._seconds = metrics.Sums(SECONDS.labels(self.operation))
         self._seconds.count(seconds)
 
     def flush(self) -> None:
-        """Add the figures to the shared ones."""
+        """Add the numbers to the shared metrics."""
         if self._shown != (self.in_flight, self.streams):
             self._shown = (self.in_flight, self.streams)
             IN_FLIGHT.labels(self.operation).set(self.in_flight)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the operations and their structs."""
+"""Generates the OpenAPI 3.1 document from the operations and their structs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headgate.kit.problems import (
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
-# Structs that were renamed after they had been published: generated clients go by these names.
+# Structs that were renamed after publication; generated clients use the first names.
 _PUBLISHED = {
     "BatchRequest": "headgate.registry.api.BatchRequest",
     "BatchAnswer": "headgate.registry.api.BatchAnswer",
@@ -62,10 +62,10 @@ _PROBLEM_SCHEMA: Schema = {
 
 
 def document(operations: Sequence[Operation]) -> bytes:
-    """Write the document of all operations that are documented, as JSON."""
-    twice = [name for name, number in Counter(operation.id for operation in operations).items() if number > 1]
-    if twice:
-        raise ValueError(f"these operations need names of their own: {', '.join(twice)}")
+    """Return the document of all documented operations, as JSON."""
+    duplicates = [name for name, number in Counter(operation.id for operation in operations).items() if number > 1]
+    if duplicates:
+        raise ValueError(f"these operations need names of their own: {', '.join(duplicates)}")
     shown = [operation for operation in operations if operation.documented]
     types = [kind for each in shown for kind in (each.body, each.answer) if kind is not None and kind is not bytes]
     schemas, components = msgspec.json.schema_components(types, schema_hook=_any, ref_template=_REF)
@@ -103,7 +103,7 @@ def document(operations: Sequence[Operation]) -> bytes:
 
 
 def _published(value: Any) -> Any:
-    """Give the document with the names by which schemas were published first."""
+    """Replace the names of renamed schemas by those under which they were first published."""
     if isinstance(value, list):
         return [_published(each) for each in value]
     if not isinstance(value, dict):
@@ -114,7 +114,7 @@ def _published(value: Any) -> Any:
 
 
 def problems() -> list[dict[str, object]]:
-    """Give every problem that can come over HTTP, by code; the other errors are those of a command or a script."""
+    """Return every problem that can occur over HTTP, sorted by code; other errors belong to commands and scripts."""
     listed = {problem["code"]: problem for problem in ARENA} | {
         code: {"code": code, "status": kind.status, "title": kind.title, "detail": kind().detail}
         for code, kind in BY_CODE.items()
@@ -174,7 +174,7 @@ def _query_parameters(operation: Operation, components: dict[str, Schema]) -> It
 
 
 def _with_json_patterns(part: Any) -> Any:
-    """Write every pattern as JSON Schema reads it: `$` is the very end there, and `\\Z` is Python's word for that."""
+    """Translate every pattern for JSON Schema, where `$` means the very end, as `\\Z` does in Python."""
     if isinstance(part, dict):
         return {
             name: value.replace(r"\Z", "$")
@@ -188,7 +188,7 @@ def _with_json_patterns(part: Any) -> Any:
 
 
 def _any(kind: type[Any]) -> Schema:
-    """Describe what msgspec does not know: any JSON value is an `object` of Python's."""
+    """Describe the type `object`, which msgspec does not know, as any JSON value."""
     if kind is object:
         return {"description": "any JSON value"}
     raise NotImplementedError
@@ -218,7 +218,7 @@ def _success(operation: Operation, schema_of: dict[type[Any], Schema]) -> Schema
 
 
 def _failures(operation: Operation) -> Schema:
-    """Describe one answer for each status, with the codes that it may carry."""
+    """Describe one response for each status, with its possible codes."""
     kinds: set[type[HeadgateError]] = {InvalidRequest, StoreUnavailable, *operation.errors}
     if operation.method != "GET":
         kinds.add(StoreFull)

@@ -1,4 +1,4 @@
-"""What is no operation of a gateway and belongs into its document all the same: the relay's proxy, and an arena's refusals."""
+"""Parts of the OpenAPI document that are not operations of the gateway: the relay's proxy and the arena's problems."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ PROXY: Final = Operation(
         *(PermitExpired, UpstreamFailed, UpstreamTimeout),
     ),
 )
-_KNOWN: Final = {"/relay": (PROXY,)}
-# An arena answers on a port of its own, and its problems point to these pages.
+_BY_PREFIX: Final = {"/relay": (PROXY,)}
+# An arena has its own port, and its problems link to the gateway's pages.
 ARENA: Final[tuple[dict[str, object], ...]] = (
     {
         "code": "ticket_missing",
@@ -72,5 +72,5 @@ ARENA: Final[tuple[dict[str, object], ...]] = (
 
 
 def routes(mounts: Iterable[Mount]) -> list[Operation]:
-    """List what mounts serve: as they say themselves, or as is known of them here."""
-    return [route for mount in mounts for route in mount.routes or _KNOWN.get(mount.prefix, ())]
+    """List the routes of mounts: their own, or those that are described here."""
+    return [route for mount in mounts for route in mount.routes or _BY_PREFIX.get(mount.prefix, ())]

@@ -1,7 +1,7 @@
-"""What the fields of the API mean, and an example of what people write first; a test holds all of it to the structs.
+"""Descriptions and examples of the fields in the OpenAPI document; a test checks that every struct and field exists.
 
-By the struct's name in the document and the field's name on the wire. A description that stands with the field itself goes
-before. Fields of `ANYWHERE` mean the same wherever they are found.
+They are keyed by the struct's name in the document and the field's name on the wire. A description in the struct itself takes
+precedence. Fields in `ANYWHERE` mean the same in every struct.
 """
 
 from __future__ import annotations
@@ -320,10 +320,10 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
 
 
 def describe(name: str, schema: dict[str, Any]) -> None:
-    """Add to a struct's schema what its fields mean, and an example if it has one."""
-    words = FIELDS.get(name, {})
+    """Add the descriptions of the fields to a struct's schema, and an example if there is one."""
+    texts = FIELDS.get(name, {})
     for field, inner in schema.get("properties", {}).items():
-        text = words.get(field) or ANYWHERE.get(field)
+        text = texts.get(field) or ANYWHERE.get(field)
         if text and "description" not in inner:
             inner["description"] = text
     if name in EXAMPLES:

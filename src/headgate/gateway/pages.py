@@ -1,4 +1,4 @@
-"""Files of `web/`, read once and served from memory; there is no path from a request to the file system."""
+"""Files of `web/`, read at the start and served from memory; a request never reaches the file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-# Only our own files: no inline script, nothing from elsewhere, no framing.
+# Allows only our own files: no inline scripts, no other sites, no framing.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -26,7 +26,7 @@ POLICY = (
 
 
 class PageFile:
-    """One file, ready to be sent."""
+    """One file with its headers."""
 
     def __init__(self, path: Path) -> None:
         self.body = path.read_bytes()
@@ -37,7 +37,7 @@ class PageFile:
             self._headers["content-security-policy"] = POLICY
 
     def answer(self, call: Call) -> Answer:
-        """Give the file, or 304 to who has it already."""
+        """Return the file, or 304 if the client has it already."""
         if call.header("if-none-match") == self.etag:
             return Answer(status=304, headers=self._headers)
         return Answer(self.body, headers=self._headers, content_type=self.content_type)

@@ -1,7 +1,7 @@
-"""Finding the route of a request: a table for fixed paths, a tree of segments for the others.
+"""Finds the route of a request: a table for fixed paths, a tree of segments for paths with parameters.
 
-Segments are compared as the client sent them and only parameters are decoded, so an encoded slash stays inside its
-parameter and no second spelling of a path reaches a route.
+Segments are compared as the client sent them and only parameters are decoded. So an encoded slash stays inside its parameter,
+and each route is reached by one spelling of its path.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from urllib.parse import unquote_to_bytes
 from headgate.kit.problems import InvalidRequest
 
 R = TypeVar("R")
-_REST = ":path"
+_REMAINDER = ":path"
 
 
 class Resource(Generic[R]):
-    """What there is at one path: a route for each method."""
+    """The routes of one path, by method."""
 
     __slots__ = ("allow", "names", "routes", "template")
 
@@ -28,7 +28,7 @@ class Resource(Generic[R]):
         self.allow = ""
 
     def add(self, method: str, route: R) -> None:
-        """Add the route of a method; GET answers HEAD as well."""
+        """Add the route of a method; GET also handles HEAD."""
         if method in self.routes:
             raise ValueError(f"two operations are {method} {self.template}")
         self.routes[method] = route
@@ -38,13 +38,13 @@ class Resource(Generic[R]):
 
 
 class _Node(Generic[R]):
-    __slots__ = ("any", "fixed", "here", "rest")
+    __slots__ = ("fixed", "parameter", "remainder", "resource")
 
     def __init__(self) -> None:
         self.fixed: dict[bytes, _Node[R]] = {}
-        self.any: _Node[R] | None = None
-        self.here: Resource[R] | None = None
-        self.rest: Resource[R] | None = None
+        self.parameter: _Node[R] | None = None
+        self.resource: Resource[R] | None = None
+        self.remainder: Resource[R] | None = None
 
 
 class Router(Generic[R]):
@@ -58,7 +58,7 @@ class Router(Generic[R]):
             self._resource(path).add(method, route)
 
     def find(self, path: bytes) -> tuple[Resource[R], dict[str, str]] | None:
-        """Give the resource at a path as it was sent, and its decoded parameters."""
+        """Return the resource at a path as it was sent, and its decoded parameters."""
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}
@@ -70,20 +70,20 @@ class Router(Generic[R]):
         return resource, {name: _decoded(name, value) for name, value in zip(resource.names, values, strict=True)}
 
     def _walk(self, node: _Node[R], segments: list[bytes], index: int) -> tuple[Resource[R], list[bytes]] | None:
-        """Prefer fixed segments over parameters, and parameters over the rest; step back where that ends nowhere."""
+        """Match fixed segments first, then parameters, then a `:path` parameter; backtrack if that does not match."""
         if index == len(segments):
-            return (node.here, []) if node.here is not None else None
+            return (node.resource, []) if node.resource is not None else None
         segment = segments[index]
         if segment in node.fixed:
             found = self._walk(node.fixed[segment], segments, index + 1)
             if found is not None:
                 return found
-        if node.any is not None and segment:
-            found = self._walk(node.any, segments, index + 1)
+        if node.parameter is not None and segment:
+            found = self._walk(node.parameter, segments, index + 1)
             if found is not None:
                 return found[0], [segment, *found[1]]
-        if node.rest is not None and segment:
-            return node.rest, [b"/".join(segments[index:])]
+        if node.remainder is not None and segment:
+            return node.remainder, [b"/".join(segments[index:])]
         return None
 
     def _resource(self, path: str) -> Resource[R]:
@@ -92,29 +92,29 @@ class Router(Generic[R]):
         if path in self._resources:
             return self._resources[path]
         segments = path.split("/")[1:]
-        names = tuple(segment[1:-1].removesuffix(_REST) for segment in segments if segment.startswith("{"))
+        names = tuple(segment[1:-1].removesuffix(_REMAINDER) for segment in segments if segment.startswith("{"))
         resource = self._resources[path] = Resource(path, names)
         if not names:
             self._fixed[path.encode()] = resource
         node = self._root
         for index, segment in enumerate(segments):
-            if segment.endswith(_REST + "}"):
+            if segment.endswith(_REMAINDER + "}"):
                 if index + 1 != len(segments):
                     raise ValueError(f"only the last parameter may take the rest of the path: {path}")
-                node.rest = _placed(node.rest, resource)
+                node.remainder = _unique(node.remainder, resource)
                 return resource
             if segment.startswith("{"):
-                node.any = node.any or _Node()
-                node = node.any
+                node.parameter = node.parameter or _Node()
+                node = node.parameter
             else:
                 node = node.fixed.setdefault(segment.encode(), _Node())
-        node.here = _placed(node.here, resource)
+        node.resource = _unique(node.resource, resource)
         return resource
 
 
-def _placed(there: Resource[R] | None, resource: Resource[R]) -> Resource[R]:
-    if there is not None:
-        raise ValueError(f"{there.template} and {resource.template} are the same path; name their parameters alike")
+def _unique(existing: Resource[R] | None, resource: Resource[R]) -> Resource[R]:
+    if existing is not None:
+        raise ValueError(f"{existing.template} and {resource.template} are the same path; name their parameters alike")
     return resource
 
 

@@ -1,4 +1,4 @@
-"""How the gateway listens, whom it trusts and how much it takes."""
+"""Settings of the gateway: where it listens, which proxies it trusts, its limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often one client address, and one user, may do something: a bucket that refills steadily."""
+    """The rate limit of one client address and of one user: a token bucket that refills steadily."""
 
     per_second: Positive
     burst: Positive
@@ -25,8 +25,8 @@ class RateLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_burst: Positive = 1.0
 
 
-# Generous per address, because a school or a mobile network is one address; tight per user. An entry is made once by each
-# visitor: 150 at once and 300 a minute are more than such a network sends, and less than a script does in a second.
+# High per address, because a school or a mobile network shares one address; low per user. Each visitor enters once: 150 at
+# once and 300 a minute are more than such a network sends, and less than a script sends in a second.
 LIMITS: dict[str, RateLimit] = {
     "entry": RateLimit(per_second=5, burst=150, user_per_second=1, user_burst=10),
     "status": RateLimit(per_second=500, burst=5000, user_per_second=2, user_burst=20),
@@ -49,7 +49,7 @@ class AdminTokenShort(HeadgateError):
 
 
 def check_admin_token(token: str) -> None:
-    """Refuse to start without an admin token, and with one that could be guessed."""
+    """Raise an error if the admin token is missing or could be guessed."""
     if not token:
         raise AdminTokenMissing
     if len(token) < LEAST_TOKEN:
@@ -57,7 +57,7 @@ def check_admin_token(token: str) -> None:
 
 
 class GatewaySettings(Settings, section="gateway"):
-    """The gateway's edge."""
+    """The settings of the gateway."""
 
     host: Annotated[str, Doc("address to listen on; 0.0.0.0 is every address of this machine")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), Doc("port to listen on; 0 takes a free one", env="HEADGATE_PORT")] = 8080
@@ -93,6 +93,9 @@ class GatewaySettings(Settings, section="gateway"):
     connections_per_address: Annotated[
         int, Meta(ge=1), Doc("open connections of one address that one process holds; trusted_proxies may have all")
     ] = 10_000
+    header_cache: Annotated[
+        bool, Doc("parse request headers that clients repeat only once; off parses each request, at a fifth more CPU")
+    ] = True
     quiet_seconds: Annotated[
         float,
         Meta(ge=0),

@@ -1,9 +1,9 @@
-"""Request limits that all gateway processes of a machine count together: the buckets are in a file that each of them maps.
+"""Rate limits that all gateway processes of a machine count together, in a memory-mapped file.
 
-A bucket is one number, the moment at which it will be full again, by the clock that all processes of a machine share. The
-file is a hash table of a fixed size: a key belongs to one group of slots, and takes the slot whose bucket is full, or nearly,
-when all are taken. Nothing is locked. Two processes that count the same address in the same microsecond may count one
-request instead of two, which a limit can bear; a lock whose holder is stopped could stop every gateway.
+A bucket is stored as one number, the time at which it will be full again, on the clock that all processes of a machine share.
+The file is a hash table of fixed size: a key belongs to one group of slots, and replaces the fullest bucket of the group when
+no slot is free. There are no locks. Two processes that count one address in the same microsecond may count one request
+instead of two, which a limit tolerates; a lock whose holder is suspended would block every gateway.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ log = get_logger()
 
 
 class SharedTable:
-    """The hash table of one file, as this process sees it."""
+    """The hash table in the mapped file."""
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self.salt = mapped[:SALT_BYTES]
         self._view = memoryview(mapped)
         self.keys = self._view[SALT_BYTES : SALT_BYTES + _KEYS_BYTES].cast("Q")
-        self.moments = self._view[SALT_BYTES + _KEYS_BYTES :].cast("d")
+        self.times = self._view[SALT_BYTES + _KEYS_BYTES :].cast("d")
 
     def slot(self, key: str) -> tuple[int, bool]:
-        """Give the slot of a key, and whether the key had it before."""
+        """Return the slot of a key, and whether the key already had it."""
         digest = blake2b(key.encode(), digest_size=NUMBER_BYTES, key=self.salt).digest()
-        mark = int.from_bytes(digest, "big") | 1  # 0 is a slot that nobody has used
+        mark = int.from_bytes(digest, "big") | 1  # 0 marks an unused slot
         first = (mark >> 1) % GROUPS * SLOTS
-        keys, moments = self.keys, self.moments
+        keys, times = self.keys, self.times
         chosen = first
-        for at in range(first, first + SLOTS):
-            if keys[at] == mark:
-                return at, True
-            if moments[at] < moments[chosen]:
-                chosen = at
+        for slot in range(first, first + SLOTS):
+            if keys[slot] == mark:
+                return slot, True
+            if times[slot] < times[chosen]:
+                chosen = slot
         keys[chosen] = mark
         return chosen, False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the mapped memory."""
         self.keys.release()
-        self.moments.release()
+        self.times.release()
         self._view.release()
 
 
@@ -77,22 +77,22 @@ class SharedBuckets(Buckets):
     def take(self, key: str) -> None:
         """Count one request, or raise RateLimited with the time until the next is allowed."""
         now = monotonic()
-        slot, known = self._table.slot(key)
-        full_at = self._table.moments[slot] if known else now
-        # A moment later than any that we would write is from before this machine was started, or of another rate.
+        slot, found = self._table.slot(key)
+        full_at = self._table.times[slot] if found else now
+        # A time later than any that this limit writes is from before a reboot, or from another rate.
         if not now < full_at <= now + self._room + self._step:
             full_at = now
         wait = full_at - now - self._room
         if wait > 0:
             raise self._refusal(wait)
-        self._table.moments[slot] = full_at + self._step
+        self._table.times[slot] = full_at + self._step
 
 
 @contextmanager
 def shared_table(name: str) -> Iterator[SharedTable | None]:
-    """Open the table that all gateways of this name and this user share on this machine; None if there is no place for it.
+    """Open the table that all gateways of this name and this user share on this machine; None if the file cannot be opened.
 
-    Whoever closes it last removes the file.
+    The last process that closes it removes the file.
     """
     try:
         file, descriptor = _opened(name)
@@ -107,7 +107,7 @@ def shared_table(name: str) -> Iterator[SharedTable | None]:
                 yield table
             finally:
                 table.close()
-        with suppress(OSError):  # others use it
+        with suppress(OSError):  # other processes use it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.unlink(missing_ok=True)
     finally:
@@ -115,13 +115,13 @@ def shared_table(name: str) -> Iterator[SharedTable | None]:
 
 
 def table_file(name: str) -> Path:
-    """Give the path of the file in which all gateways of this name count, in a directory of this user alone."""
+    """Return the path of the file for gateways of this name, in a directory that only this user can access."""
     digest = sha256(f"{name} {SIZE}".encode()).hexdigest()[:32]
     return Path(tempfile.gettempdir()) / f"headgate-{os.getuid()}" / digest
 
 
 def _opened(name: str) -> tuple[Path, int]:
-    """Open the file, with a lock that tells others that it is in use."""
+    """Open the file with a shared lock, which marks it as in use."""
     file = table_file(name)
     directory = file.parent
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -131,13 +131,13 @@ def _opened(name: str) -> tuple[Path, int]:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            with suppress(BlockingIOError):  # others use it: all of it was written before
+            with suppress(BlockingIOError):  # other processes use it, so it is initialized
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(descriptor).st_size != SIZE:
                     os.ftruncate(descriptor, SIZE)
                     os.pwrite(descriptor, secrets.token_bytes(SALT_BYTES), 0)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            # Whoever was the last to use it may have removed it, and whoever was the first may have died, before the lock was ours.
+            # Before we got the lock, the last user may have removed the file, or the first may have died before initializing it.
             ours = os.fstat(descriptor)
             with suppress(FileNotFoundError):
                 if ours.st_size == SIZE and ours.st_ino == file.stat().st_ino:

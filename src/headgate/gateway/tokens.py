@@ -1,8 +1,8 @@
-"""API tokens: made once, kept only as hashes, known to every gateway, taken away within a second.
+"""API tokens: stored only as hashes, cached by every gateway, revoked everywhere within a second.
 
-All tokens are one thing in the store. A gateway keeps them in memory, so a request costs no store call, and looks again on
-a hint or every 700 ms. A token leaves only by a revocation, and revocations are remembered: so whatever a gateway knows and
-the store does not was lost by the store, and the gateway writes it back.
+All tokens are one thing in the store. A gateway caches them, so that a request needs no store call, and refreshes on a hint or
+every 700 ms. Tokens are removed only by a revocation, and revocations are kept. So a token that a gateway knows and the store
+does not was lost by the store, and the gateway writes it back.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TokenUnknown(HeadgateError):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """What is known of a token; its secret is not."""
+    """A token without its secret."""
 
     id: str
     caller: Caller
@@ -67,7 +67,7 @@ class Token(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Name this token in the list of revocations."""
+        """The name of this token in the list of revocations."""
         return f"{self.id} {self.caller.name}"
 
 
@@ -79,7 +79,7 @@ class Tokens:
         self.thing = store.thing("token", "default", "tokens")
 
     async def create(self, name: str, role: Access, namespace: str | None = None, *, by: str) -> tuple[str, Token]:
-        """Make a token and give its secret text, which nobody can ask for again, and what is kept."""
+        """Create a token; return its secret, which cannot be read again, and the token."""
         if role is Access.PUBLIC:
             raise InvalidRequest("A token's role is admin, service or read.", field="role")
         thing_name(name, "name")
@@ -93,7 +93,7 @@ class Tokens:
         return text, _token(identity, cast("bytes", record).decode())
 
     async def list(self) -> list[Token]:
-        """Give all tokens, oldest first."""
+        """Return all tokens, oldest first."""
         _, tokens, _ = _listed(await self.store.run(LIST, self.thing, ""))
         return sorted(tokens.values(), key=lambda token: token.created_at)
 
@@ -103,7 +103,7 @@ class Tokens:
 
 
 class Keyring:
-    """The tokens that this process knows, and the admin token of the settings."""
+    """This process's cache of the tokens, and the admin token of the settings."""
 
     def __init__(self, tokens: Tokens, admin_token: str) -> None:
         self._tokens = tokens
@@ -111,18 +111,18 @@ class Keyring:
         self._version = ""
         self._live: dict[str, Token] = {}
         self._revoked: dict[str, int] = {}
-        self._look = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def caller(self, secret: bytes) -> Caller | None:
-        """Say whose token this is; None if it is nobody's."""
-        mark = self.mark(secret)
-        return None if mark is None else self.marked(mark)
+        """Return the caller with this token; None if it is not valid."""
+        token_id = self.identify(secret)
+        return None if token_id is None else self.caller_of(token_id)
 
-    def mark(self, secret: bytes) -> str | None:
-        """Name a token without telling its secret; None if it is nobody's."""
+    def identify(self, secret: bytes) -> str | None:
+        """Return the id of a token; None if it is not valid."""
         digest = sha256(secret).digest()
         if self._admin is not None and compare_digest(digest, self._admin):
-            return _ADMIN_MARK
+            return _ADMIN_ID
         if not secret.startswith(b"hg_"):
             return None
         identity = secret[3:15].decode("latin-1")
@@ -131,45 +131,45 @@ class Keyring:
             return None
         return identity
 
-    def marked(self, mark: str) -> Caller | None:
-        """Say whose token a name stands for; None once it is revoked."""
-        if mark == _ADMIN_MARK:
+    def caller_of(self, token_id: str) -> Caller | None:
+        """Return the caller of a token's id; None once it is revoked."""
+        if token_id == _ADMIN_ID:
             return _ADMIN
-        token = self._live.get(mark)
+        token = self._live.get(token_id)
         return None if token is None else token.caller
 
     async def keep(self) -> None:
-        """Follow what happens in the store, for as long as the process lives."""
-        away = False
-        with self._tokens.store.hints.listen(self._tokens.thing, "events", lambda _words: self._look.set()):
+        """Refresh the cache on every hint and every 700 ms, until cancelled."""
+        failed = False
+        with self._tokens.store.hints.listen(self._tokens.thing, "events", lambda _words: self._changed.set()):
             while True:
                 try:
                     async with asyncio.timeout(REFRESH_SECONDS):
-                        await self._look.wait()
+                        await self._changed.wait()
                 except TimeoutError:
                     pass
-                self._look.clear()
+                self._changed.clear()
                 try:
                     await self.refresh()
-                    away = False
+                    failed = False
                 except HeadgateError as error:
-                    if not away:
+                    if not failed:
                         log.warning("tokens could not be read, the known ones stay in force", error=str(error))
-                    away = True
+                    failed = True
 
     async def refresh(self) -> None:
-        """Read what changed in the store, and write back what it has lost."""
+        """Read the tokens if they have changed, and write back those that the store has lost."""
         version, stored, revoked = _listed(await self._tokens.store.run(LIST, self._tokens.thing, self._version))
         if version == self._version:
             return
         lost = [token for token in self._live.values() if token.id not in stored and token.mark not in revoked]
-        forgotten = {} if len(revoked) >= MOST_REVOCATIONS else _missing(self._revoked, revoked)
-        self._revoked = {**forgotten, **revoked}
+        lost_revocations = {} if len(revoked) >= MOST_REVOCATIONS else _not_in(revoked, self._revoked)
+        self._revoked = {**lost_revocations, **revoked}
         known = [*stored.values(), *lost]
         self._live = {token.id: token for token in known if token.mark not in self._revoked}
         self._version = version
-        if lost or forgotten:
-            await self._restore([token for token in lost if token.mark not in self._revoked], forgotten)
+        if lost or lost_revocations:
+            await self._restore([token for token in lost if token.mark not in self._revoked], lost_revocations)
 
     async def _restore(self, tokens: Sequence[Token], revoked: dict[str, int]) -> None:
         arguments: list[str | int] = [len(revoked)]
@@ -180,18 +180,18 @@ class Keyring:
         try:
             changes = await self._tokens.store.run(RESTORE, self._tokens.thing, *arguments)
         except HeadgateError:
-            self._version = ""  # look again, and so try again
+            self._version = ""  # makes the next refresh try again
             raise
         if changes:
             log.warning("tokens that the store had lost were written back", tokens=len(tokens), revoked=len(revoked))
 
 
 _ADMIN = Caller("admin", Access.ADMIN)
-_ADMIN_MARK = "admin"
+_ADMIN_ID = "admin"
 
 
-def _missing(here: dict[str, int], there: dict[str, int]) -> dict[str, int]:
-    return {mark: at for mark, at in here.items() if mark not in there}
+def _not_in(stored: dict[str, int], cached: dict[str, int]) -> dict[str, int]:
+    return {mark: at for mark, at in cached.items() if mark not in stored}
 
 
 def _listed(reply: Reply) -> tuple[str, dict[str, Token], dict[str, int]]:

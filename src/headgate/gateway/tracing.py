@@ -1,4 +1,4 @@
-"""Spans of the requests that a gateway or a relay answers; a caller's trace is continued."""
+"""Trace spans of requests to a gateway or a relay; they continue the caller's trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headgate.kit import traces
 
 
 async def traced(call: Call, title: str, status: int, work: Awaitable[object]) -> object:
-    """Run the handler of `METHOD /path` within a span; `status` is that of an answer that does not say its own."""
+    """Run the handler of `METHOD /path` in a span; `status` is that of a result without its own status."""
     method, _, path = title.partition(" ")
     with _span(call, method, path) as span:
         result = await work
@@ -23,7 +23,7 @@ async def traced(call: Call, title: str, status: int, work: Awaitable[object]) -
 
 
 async def traced_mount(call: Call, method: str, prefix: str, work: Awaitable[int]) -> None:
-    """Run a mounted application within a span; it tells with which status it answered."""
+    """Run a mounted application in a span; it returns the status of its response."""
     with _span(call, method, f"{prefix.rstrip('/')}/{{path}}") as span:
         span.answer(await work)
 

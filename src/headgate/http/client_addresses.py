@@ -1,4 +1,4 @@
-"""Whose request or connection it is: the client's address, seen through the proxies that we were told to trust."""
+"""The client address of requests and connections, read from X-Forwarded-For if it was sent by a trusted proxy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class AddressCount:
-    """Counts the open connections of each client address; those of trusted proxies are everybody's and not counted."""
+    """Counts the open connections of each client address, except those of trusted proxies."""
 
     def __init__(self, most: int, trusted_proxies: Sequence[str] = ()) -> None:
         self._most = most
         self._networks = [_network(text) for text in trusted_proxies]
         self._open: dict[str, int] = {}
-        self._counted = lru_cache(maxsize=4096)(self._counted_as)
+        self._cached_network = lru_cache(maxsize=4096)(self._network_of)
 
     def add(self, client: tuple[str, int] | None) -> bool:
-        """Count a connection, unless its address has as many as it may; tell whether it was counted."""
-        address = self._counted(client[0]) if client is not None else None
+        """Count a connection; return False if its address has reached its limit."""
+        address = self._cached_network(client[0]) if client is not None else None
         if address is None:
             return True
         count = self._open.get(address, 0)
@@ -34,8 +34,8 @@ class AddressCount:
         return True
 
     def remove(self, client: tuple[str, int] | None) -> None:
-        """Forget a connection that was added."""
-        address = self._counted(client[0]) if client is not None else None
+        """Stop counting a connection that was added."""
+        address = self._cached_network(client[0]) if client is not None else None
         if address is not None:
             self._open[address] -= 1
             if not self._open[address]:
@@ -44,21 +44,21 @@ class AddressCount:
     def __len__(self) -> int:
         return len(self._open)
 
-    def _counted_as(self, address: str) -> str | None:
-        return None if within(address, self._networks) else neighbourhood(address)
+    def _network_of(self, address: str) -> str | None:
+        return None if within(address, self._networks) else client_network(address)
 
 
 class ClientAddresses:
-    """Finds the client's address of a request."""
+    """Finds the client address of a request."""
 
     def __init__(self, trusted_proxies: Sequence[str]) -> None:
         self._networks = [_network(text) for text in trusted_proxies]
         self._trusted = lru_cache(maxsize=4096)(self._is_trusted)
 
     def address(self, client: tuple[str, int] | None, headers: Headers, *, vouched: bool = False) -> tuple[str, bool]:
-        """Give the client's address, and whether it is one of our own proxies that asks for itself.
+        """Return the client's address, and whether it is a trusted proxy that asks for itself.
 
-        `vouched` says that whoever is connected has shown a service's token, and so is believed like a proxy of ours.
+        `vouched` says that the request carries a service's token, which is trusted like a proxy.
         """
         peer = client[0] if client else ""
         if not vouched and (not self._networks or not self._trusted(peer)):
@@ -67,10 +67,10 @@ class ClientAddresses:
         for name, value in headers:
             if name == b"x-forwarded-for":
                 hops += value.split(b",")
-        # Each proxy appends whom it saw, so the last address that is not a proxy of ours is the client; what stands
-        # before it was written by the client itself.
+        # Each proxy appends its peer's address, so the last address that is not a trusted proxy is the client. The client
+        # itself may have written the addresses before it.
         for hop in reversed(hops[-MOST_HOPS:]):
-            address = _bare(hop.strip().decode("latin-1"))
+            address = _without_port(hop.strip().decode("latin-1"))
             if address is None:
                 return peer, False
             if not self._trusted(address):
@@ -89,8 +89,8 @@ def _network(text: str) -> Network:
         raise SettingInvalid(f"gateway.trusted_proxies has {text!r}, which is not an address or a network.") from error
 
 
-def _bare(text: str) -> str | None:
-    """Take the port and brackets off an address; None if it is none."""
+def _without_port(text: str) -> str | None:
+    """Remove port and brackets from an address; None if it is not an address."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:
@@ -101,13 +101,13 @@ def _bare(text: str) -> str | None:
         return None
 
 
-def neighbourhood(address: str) -> str:
-    """Give an address as it is counted: of IPv6 the part that one customer is given, since they choose the rest freely."""
-    return _neighbourhood(address) if ":" in address else address
+def client_network(address: str) -> str:
+    """Return the key under which an address is counted: an IPv6 address counts as its /64, which one customer controls."""
+    return _ipv6_network(address) if ":" in address else address
 
 
 @lru_cache(maxsize=16_384)
-def _neighbourhood(address: str) -> str:
+def _ipv6_network(address: str) -> str:
     try:
         parsed = IPv6Address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Conditional requests: what a client has already need not be sent again, and what it has not seen is not overwritten."""
+"""Conditional requests: If-None-Match saves a download, If-Match prevents overwriting an unseen version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LONGEST_VERSION: Final = 15
 
 
 def holds(call: Call, etag: str) -> bool:
-    """Tell whether the client has this version already: If-None-Match names it, also weakly or in a list."""
+    """Tell whether If-None-Match names this version, also as a weak tag or in a list."""
     given = call.header("if-none-match")
     if given is None or given == etag:
         return given is not None
@@ -19,9 +19,9 @@ def holds(call: Call, etag: str) -> bool:
 
 
 def expected_version(call: Call, star: int | None = None) -> int | None:
-    """Read which version must be there: If-Match names it, If-None-Match: * means that there is none (0); None for any.
+    """Return the version that must exist: that of If-Match, 0 (none) for `If-None-Match: *`, or None for any.
 
-    `star` is what `If-Match: *` means, where that is understood.
+    `star` is the result for `If-Match: *`, where that is allowed.
     """
     absent = call.header("if-none-match")
     if absent is not None:

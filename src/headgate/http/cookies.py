@@ -1,4 +1,4 @@
-"""No cookie jar for HTTP clients that act for many people: a cookie that one of them is given must not be sent for the others."""
+"""An empty cookie jar for HTTP clients that act for many users, whose cookies must not be mixed."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 
 def no_cookies() -> CookieJar:
-    """Make a cookie jar that stays empty, for a client's `cookies`: no domain may set a cookie in it."""
+    """Make a cookie jar in which no domain may set a cookie."""
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))

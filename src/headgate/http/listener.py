@@ -1,4 +1,4 @@
-"""A listening socket, the connections made to it, and the application that answers them."""
+"""A listening socket, its connections, and the application that answers their requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 from headgate.http.client_addresses import AddressCount
 from headgate.http.connection import ServerConnection
 from headgate.http.exchange import Exchange, StatusLines
+from headgate.http.header_cache import HeaderCache
 from headgate.http.problems import AddressTooBusy, TooManyConnections
-from headgate.http.request_head import HeaderCache
 from headgate.http.routes import Receive, Scope
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
@@ -20,21 +20,26 @@ from headgate.kit.tasks import Tasks
 
 BACKLOG: Final = 4096
 MOST_CONNECTIONS: Final = 20_000
-SWEEP_SECONDS: Final = 1.0
-# When stopping, how long a connection that was just made may take to send its request.
+TIMER_SECONDS: Final = 1.0
+# While stopping, how long a new connection may take to send its first request.
 FIRST_REQUEST_SECONDS: Final = 1.0
 
 log = get_logger()
-Rest = Coroutine[Any, Any, None]
-# Answers a request at once, or gives the work that is left to do, for which a task is made.
-Serve = Callable[[Exchange], Rest | None]
+RequestCoroutine = Coroutine[Any, Any, None]
+# Answers a request at once, or returns a coroutine that answers it, which is then run in a task.
+ServeRequest = Callable[[Exchange], RequestCoroutine | None]
 
 
 class Listener:
-    """Takes connections and answers their requests with an application."""
+    """Accepts connections and passes their requests to an application."""
 
     def __init__(
-        self, application: Serve, most_connections: int = MOST_CONNECTIONS, addresses: AddressCount | None = None
+        self,
+        application: ServeRequest,
+        most_connections: int = MOST_CONNECTIONS,
+        addresses: AddressCount | None = None,
+        *,
+        header_cache: bool = True,
     ) -> None:
         self._application = application
         self._most = most_connections
@@ -44,18 +49,18 @@ class Listener:
         self._refused: set[ServerConnection] = set()
         self._exchanges: set[Exchange] = set()
         self._unflushed: list[ServerConnection] = []
-        self._none_left = asyncio.Event()
-        self._none_left.set()
-        self.heads = StatusLines()
-        self.known = HeaderCache()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self.status_lines = StatusLines()
+        self.header_cache = HeaderCache() if header_cache else None
         self.now = self._loop.time()
-        self.quiet = False
+        self.draining = False
         self.stopping = False
 
-    def arrived(self, connection: ServerConnection) -> HeadgateError | None:
-        """A connection was made; say why there is no room for it, or None if there is."""
+    def add(self, connection: ServerConnection) -> HeadgateError | None:
+        """Add a new connection; return the reason if it must be refused, else None."""
         self._connections.add(connection)
-        self._none_left.clear()
+        self._all_closed.clear()
         if len(self._connections) > self._most:
             refusal: HeadgateError = TooManyConnections(retry_after=1)
         elif not self._addresses.add(connection.client):
@@ -65,51 +70,51 @@ class Listener:
         self._refused.add(connection)
         return refusal
 
-    def left(self, connection: ServerConnection) -> None:
-        """A connection was lost."""
+    def remove(self, connection: ServerConnection) -> None:
+        """Remove a lost connection."""
         self._connections.discard(connection)
         if connection in self._refused:
-            self._refused.discard(connection)  # it was not counted
+            self._refused.discard(connection)  # a refused connection was not counted
         else:
             self._addresses.remove(connection.client)
         if not self._connections:
-            self._none_left.set()
+            self._all_closed.set()
 
     def serve(self, exchange: Exchange) -> None:
-        """Answer a request, or start to."""
+        """Answer a request at once, or start a task that answers it."""
         try:
-            rest = self._application(exchange)
-        except Exception:  # the top of a request: the application has said what it could
+            coroutine = self._application(exchange)
+        except Exception:  # the top of a request: the application has already tried to answer
             log.exception("request failed")
             exchange.abort()
             return
-        if rest is not None:
+        if coroutine is not None:
             self._exchanges.add(exchange)
-            # `finished` ends it; a `Tasks` would wrap each request in one more coroutine.
-            exchange.task = self._loop.create_task(self._run(exchange, rest))
+            # `wait_closed` ends it; a `Tasks` would wrap each request in one more coroutine.
+            exchange.task = self._loop.create_task(self._run(exchange, coroutine))
 
     def flush_later(self, connection: ServerConnection) -> None:
-        """Flush this connection at the end of this turn of the loop."""
+        """Flush this connection at the end of this iteration of the event loop."""
         if not self._unflushed:
             self._loop.call_soon(self._flush)
         self._unflushed.append(connection)
 
     def parse_later(self, connection: ServerConnection) -> None:
-        """Let this connection parse more in the next turn of the loop."""
-        self._loop.call_soon(connection.parse_on)
+        """Let this connection parse more in the next iteration of the event loop."""
+        self._loop.call_soon(connection.parse_more)
 
     def _flush(self) -> None:
         connections, self._unflushed = self._unflushed, []
         for connection in connections:
             connection.flush()
 
-    def be_quiet(self) -> None:
-        """Go on serving, and let each connection end with its next answer, which says so: `Connection: close`."""
-        self.quiet = True
+    def start_draining(self) -> None:
+        """Go on serving, but send `Connection: close` with every response and close the connection after it."""
+        self.draining = True
 
     def stop(self) -> None:
-        """Let each connection end with the request that is under way, or that it was made for; idle ones end now."""
-        self.quiet = self.stopping = True
+        """Close idle connections now, and the others after their current or first request."""
+        self.draining = self.stopping = True
         self._close_idle(awaits_request=True)
         self._loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
 
@@ -117,11 +122,11 @@ class Listener:
         for connection in tuple(self._connections):
             connection.close_if_idle(awaits_request=awaits_request)
 
-    async def finished(self, seconds: float | None = None) -> None:
-        """Wait until all connections are closed and all handlers done; what takes longer is broken off."""
+    async def wait_closed(self, seconds: float | None = None) -> None:
+        """Wait until all connections are closed and all requests are answered; abort those that take longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._none_left.wait()
+                await self._all_closed.wait()
         for connection in tuple(self._connections):
             connection.abort()
         tasks = [exchange.task for exchange in self._exchanges if exchange.task is not None]
@@ -130,28 +135,28 @@ class Listener:
             for task in late:
                 task.cancel()
 
-    async def sweep(self) -> None:
-        """Keep the clock and end what has lasted too long, again and again."""
+    async def run_timer(self) -> None:
+        """Update the clock and check the timeouts of all connections, once a second."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(TIMER_SECONDS)
             self.now = self._loop.time()
-            self.heads.tick()
+            self.status_lines.tick()
             for connection in tuple(self._connections):
-                connection.sweep(self.now)
+                connection.check_timeouts(self.now)
 
-    async def _run(self, exchange: Exchange, rest: Rest) -> None:
+    async def _run(self, exchange: Exchange, coroutine: RequestCoroutine) -> None:
         try:
-            await rest
-        except Exception:  # the top of a request: the application has said what it could
+            await coroutine
+        except Exception:  # the top of a request: the application has already tried to answer
             log.exception("request failed")
         finally:
             self._exchanges.discard(exchange)
-            if not exchange.finished and not exchange.gone:
+            if not exchange.finished and not exchange.disconnected:
                 exchange.abort()
 
 
-def asgi(application: Callable[[Scope, Receive, Exchange], Awaitable[None]]) -> Serve:
-    """Serve a plain ASGI application."""
+def asgi(application: Callable[[Scope, Receive, Exchange], Awaitable[None]]) -> ServeRequest:
+    """Adapt a plain ASGI application."""
 
     async def serve(exchange: Exchange) -> None:
         await application(exchange.scope, exchange.receive, exchange)
@@ -161,41 +166,43 @@ def asgi(application: Callable[[Scope, Receive, Exchange], Awaitable[None]]) -> 
 
 @asynccontextmanager
 async def listen(
-    application: Serve,
-    listener: socket.socket,
+    application: ServeRequest,
+    listening_socket: socket.socket,
     most_connections: int = MOST_CONNECTIONS,
     stop_seconds: float | None = None,
     addresses: AddressCount | None = None,
+    *,
+    header_cache: bool = True,
 ) -> AsyncIterator[Listener]:
-    """Serve on an open socket; leaving the block lets what is under way finish, for so long if that is given."""
+    """Serve on an open socket; leaving the block waits for requests in progress, at most `stop_seconds` if given."""
     loop = asyncio.get_running_loop()
-    house = Listener(application, most_connections, addresses)
-    server = await loop.create_server(lambda: ServerConnection(house), sock=listener, backlog=BACKLOG)
+    listener = Listener(application, most_connections, addresses, header_cache=header_cache)
+    server = await loop.create_server(lambda: ServerConnection(listener), sock=listening_socket, backlog=BACKLOG)
     tasks = Tasks()
-    tasks.start(house.sweep())
+    tasks.start(listener.run_timer())
     try:
-        yield house
+        yield listener
     finally:
-        # The kernel has let in some whom nobody took yet. Closing the socket would break their connections.
-        accepted = _accept_all(listener)
+        # Closing the socket would reset the connections that the kernel has accepted and we have not.
+        accepted = _accept_all(listening_socket)
         server.close()
-        house.be_quiet()
+        listener.start_draining()
         try:
             for each in accepted:
-                await loop.connect_accepted_socket(lambda: ServerConnection(house), each)
-            await asyncio.sleep(0)  # read what has come already before anybody is taken for idle
-            house.stop()
-            await house.finished(stop_seconds)
+                await loop.connect_accepted_socket(lambda: ServerConnection(listener), each)
+            await asyncio.sleep(0)  # read requests that have arrived before their connections count as idle
+            listener.stop()
+            await listener.wait_closed(stop_seconds)
         finally:
             await tasks.close()
 
 
-def _accept_all(listener: socket.socket) -> list[socket.socket]:
-    """Take the connections that wait to be accepted."""
+def _accept_all(listening_socket: socket.socket) -> list[socket.socket]:
+    """Accept all connections in the socket's backlog."""
     accepted: list[socket.socket] = []
-    with suppress(OSError):  # none is left, or the socket was closed by whoever owns it
+    with suppress(OSError):  # the backlog is empty, or the owner has closed the socket
         while len(accepted) < BACKLOG:
-            accepted.append(listener.accept()[0])
+            accepted.append(listening_socket.accept()[0])
     for each in accepted:
         each.setblocking(False)
     return accepted

@@ -1,4 +1,4 @@
-"""Addresses and networks of clients and proxies, read from what operators write."""
+"""IP addresses and networks in settings and policies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Network = IPv4Network | IPv6Network
 
 
 def read_networks(texts: Sequence[str]) -> list[Network]:
-    """Read addresses and networks; a host's bits must not be set."""
+    """Parse addresses and networks; a network must have no host bits set."""
     try:
         return [ip_network(text) for text in texts]
     except ValueError as error:
@@ -19,7 +19,7 @@ def read_networks(texts: Sequence[str]) -> list[Network]:
 
 
 def within(client: str, networks: Sequence[Network]) -> bool:
-    """Tell whether a client's address is in one of the networks; an IPv4 address in IPv6 clothing is an IPv4 address."""
+    """Tell whether an address is in one of the networks; an IPv4-mapped IPv6 address counts as IPv4."""
     try:
         address: IPv4Address | IPv6Address = ip_address(client)
     except ValueError:

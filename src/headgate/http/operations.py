@@ -14,8 +14,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from headgate.http.exchange import Exchange, RequestTarget
+from headgate.http.exchange import Exchange
 from headgate.http.listener import listen
+from headgate.http.request_head import RequestTarget
 from headgate.http.responses import rendered
 from headgate.http.routes import Answer
 from headgate.kit import metrics
@@ -54,7 +55,7 @@ async def serve_operations(
     with socket.create_server((host, port), family=family) as sock:
         sock.setblocking(False)
         async with listen(partial(_serve, ready, notice), sock, stop_seconds=0) as listener:
-            listener.be_quiet()  # each response closes its connection
+            listener.start_draining()  # each response closes its connection
             yield sock.getsockname()[1]
 
 
@@ -67,7 +68,7 @@ async def _serve(ready: Ready, notice: Notice | None, exchange: Exchange) -> Non
         answer = _text(f"no answer within {RESPONSE_SECONDS:g} s", 503)
     status, head, body = rendered(answer, 200)
     head += b"content-length: %d\r\n\r\n" % len(body)
-    exchange.whole(status, head, b"" if target.method == "HEAD" else body)
+    exchange.respond(status, head, b"" if target.method == "HEAD" else body)
 
 
 async def _answer(target: RequestTarget, ready: Ready, notice: Notice | None) -> Answer:

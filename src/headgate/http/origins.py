@@ -1,4 +1,4 @@
-"""Origins of pages, as the browser's `Origin` header names them: scheme, host and port, and nothing else."""
+"""Web origins, as in the `Origin` header of browsers: scheme, host and port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def origin_of(text: str) -> str | None:
-    """Write an origin as browsers do (lower case, without a default port); None if the text is no origin."""
+    """Normalize an origin as browsers do (lower case, no default port); None if the text is not an origin."""
     if not text.isprintable() or " " in text:
         return None
     try:
@@ -36,7 +36,7 @@ def origin_of(text: str) -> str | None:
 
 
 def read_origins(texts: Iterable[str], setting: str) -> frozenset[str]:
-    """Read the origins of a setting; `*` stands for all of them."""
+    """Parse the origins of a setting; `*` means all."""
     found = set()
     for text in texts:
         origin = ANY if text == ANY else origin_of(text)

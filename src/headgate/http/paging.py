@@ -1,4 +1,4 @@
-"""Pages of long lists: `limit` says how many, `page` is what the page before gave as `nextPage`."""
+"""Pages of long lists: `limit` is the page size, `page` is the `nextPage` of the previous page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PageQuery(Wire, frozen=True):
 def page_of(
     items: Iterable[T], name: Callable[[T], str], limit: int | None, page: str | None
 ) -> tuple[list[T], str | None]:
-    """Choose the items of one page, in the order of their names; give the next page, None if this is the last."""
+    """Return the items of one page, sorted by name, and the next page, None if this is the last."""
     ordered = sorted((each for each in items if page is None or name(each) > page), key=name)
     if limit is None or len(ordered) <= limit:
         return ordered, None
@@ -32,6 +32,6 @@ def page_of(
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Divide a list into parts of at most this size."""
+    """Split a list into parts of at most this size."""
     for first in range(0, len(items), size):
         yield items[first : first + size]

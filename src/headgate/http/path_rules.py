@@ -1,9 +1,9 @@
-"""Path rules: `*` is anything within one segment, `**` anything at all, and `/a/**` is `/a` and all below it.
+"""Path rules: `*` matches within one segment, `**` matches anything, and `/a/**` matches `/a` and everything below it.
 
-A rule is matched without backtracking. The positions of a path that the rule's end can begin at are the bits of one integer,
-counted from the path's end; each part of the rule, from its last to its first, moves all of them at once. So the cost is the
-number of parts times the length of the path, whatever the path looks like. What depends on the path alone (where its slashes
-are, where a text begins) is worked out once for all rules, without a loop in Python over the path.
+Matching does not backtrack. The positions at which the rest of a rule can start are the bits of one integer, counted from the
+end of the path; each part of the rule, from the last to the first, shifts all of them at once. So the cost is the number of
+parts times the length of the path, for every path. The bits that depend only on the path (slashes, occurrences of a text) are
+computed once for all rules, without a Python loop over the path.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PARTS: Final = re.compile(r"(/\*\*\Z|\*\*|\*)")
 
 
 def normal_form(text: str) -> str:
-    """Bring text to the form in which paths and rules are compared: without case, and each letter written in one way."""
+    """Normalize text for the comparison of paths and rules: case-folded, in Unicode form NFC."""
     return unicodedata.normalize("NFC", text.casefold())
 
 
 def check_globs(globs: Sequence[str], field: str) -> None:
-    """Refuse a list of rules that is too long, or one of which cannot work."""
+    """Raise InvalidRequest if there are too many rules or one of them is not valid."""
     if len(globs) > MOST_GLOBS:
         raise InvalidRequest(
             f"A queue has at most {MOST_GLOBS} path rules in {field}; these are {len(globs)}.", field=field
@@ -42,8 +42,8 @@ def check_globs(globs: Sequence[str], field: str) -> None:
 
 
 def check_glob(glob: str, field: str = "paths") -> str:
-    """Refuse a rule that cannot match any path, or that would be costly to match."""
-    if not glob.startswith("/") or len(glob) > LONGEST_GLOB or any(ord(sign) < 32 for sign in glob):
+    """Raise InvalidRequest if a rule cannot match any path or is too long or complex; return it otherwise."""
+    if not glob.startswith("/") or len(glob) > LONGEST_GLOB or any(ord(character) < 32 for character in glob):
         raise InvalidRequest(f"A path rule begins with / and has at most {LONGEST_GLOB} characters.", field=field)
     if len(_PARTS.findall(glob)) > MOST_STARS:
         raise InvalidRequest(f"A path rule has at most {MOST_STARS} stars.", field=field)
@@ -55,25 +55,25 @@ def check_glob(glob: str, field: str = "paths") -> str:
 
 
 class Subject:
-    """A path to match: its bytes, and as bits counted from its end, where its slashes are and where texts begin."""
+    """A path to match: its bytes, and the positions of slashes and texts as bits counted from its end."""
 
     def __init__(self, path: str) -> None:
         self.path = path.encode(errors="surrogatepass")
-        self._signs: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
         self._texts: dict[bytes, int] = {}
 
     @cached_property
     def slashes(self) -> int:
         """The bits of all slashes."""
-        return self._places_of_sign(0x2F)
+        return self._positions_of_byte(0x2F)
 
     @cached_property
-    def within(self) -> int:
-        """The bits of all that is no slash."""
+    def non_slashes(self) -> int:
+        """The bits of all bytes other than slashes."""
         return self.slashes ^ ((1 << len(self.path)) - 1)
 
-    def places(self, text: bytes) -> int:
-        """Find all places where a text is, as the bits at which it ends; kept, since many rules have the same texts."""
+    def positions(self, text: bytes) -> int:
+        """Find all occurrences of a text, as the bits at which they end; cached, because many rules share texts."""
         found = self._texts.get(text)
         if found is None:
             if len(self._texts) >= _MOST_TEXTS:
@@ -84,40 +84,40 @@ class Subject:
     def _find(self, text: bytes) -> int:
         path, found = self.path, 0
         last = len(path) - len(text)
-        at = path.find(text)
+        start = path.find(text)
         for _ in range(_FEW):
-            if at < 0:
+            if start < 0:
                 return found
-            found |= 1 << (last - at)
-            at = path.find(text, at + 1)
-        # It is there often: take the places of each of its signs, moved to where the text would end.
-        found, signs = -1, self._signs
-        for number, sign in enumerate(reversed(text)):
-            places = signs.get(sign)
-            if places is None:
-                places = signs[sign] = self._places_of_sign(sign)
-            found &= places >> number
+            found |= 1 << (last - start)
+            start = path.find(text, start + 1)
+        # With many occurrences, intersect the positions of each of its bytes, shifted to the end of the text.
+        found, known = -1, self._bytes
+        for number, byte in enumerate(reversed(text)):
+            positions = known.get(byte)
+            if positions is None:
+                positions = known[byte] = self._positions_of_byte(byte)
+            found &= positions >> number
         return found
 
-    def _places_of_sign(self, sign: int) -> int:
-        return int(self.path.translate(b"0" * sign + b"1" + b"0" * (255 - sign)), 2) if self.path else 0
+    def _positions_of_byte(self, byte: int) -> int:
+        return int(self.path.translate(b"0" * byte + b"1" + b"0" * (255 - byte)), 2) if self.path else 0
 
 
 class Glob:
-    """One rule, taken apart: the text before its first star, that star, and the parts behind it."""
+    """One parsed rule: the text before its first star, that star, and the parts after it."""
 
     def __init__(self, glob: str, *, literal: bool) -> None:
         before, *parts = _PARTS.split(glob.rstrip("/") or "/")
-        self._before = _spelt_out(before, literal=literal)
+        self._before = _decoded(before, literal=literal)
         self._star = parts[0] if parts else None
-        # Texts and stars take turns; behind the first star comes a text. They are matched from the last to the first.
-        self._behind: list[bytes | str] = [
-            part if number % 2 else _spelt_out(part, literal=literal) for number, part in enumerate(parts[1:]) if part
+        # Texts and stars alternate, beginning with a text. They are matched from the last to the first.
+        self._after: list[bytes | str] = [
+            part if number % 2 else _decoded(part, literal=literal) for number, part in enumerate(parts[1:]) if part
         ][::-1]
-        self._longest = max((part for part in self._behind if isinstance(part, bytes)), key=len, default=b"")
+        self._longest = max((part for part in self._after if isinstance(part, bytes)), key=len, default=b"")
 
     def capture(self, subject: Subject) -> str | None:
-        """Give the longest text that the first star can stand for (empty without a star); None if the path is not meant."""
+        """Return the longest text that the first star can match (empty without a star); None if the path does not match."""
         path, before = subject.path, self._before
         if not path.startswith(before):
             return None
@@ -128,24 +128,24 @@ class Glob:
             return _text(rest[1:]) if not rest or rest[0] == 0x2F else None
         if self._longest not in path:
             return None
-        # What lies before the first star was no end of it.
+        # The first star cannot end before its own start.
         ends = self._ends(subject) & ((2 << (len(path) - len(before))) - 1)
         if self._star == "*":
-            # The star ends before the first slash; what lies behind that was no end of it.
+            # It cannot end after the next slash either.
             slash = path.find(b"/", len(before))
-            behind = 0 if slash < 0 else len(path) - slash
-            ends = ends >> behind << behind
+            excluded = 0 if slash < 0 else len(path) - slash
+            ends = ends >> excluded << excluded
         return _text(path[len(before) : len(path) - _lowest(ends)]) if ends else None
 
     def _ends(self, subject: Subject) -> int:
-        """Find where the parts behind the first star may begin, as bits counted from the end of the path."""
+        """Find where the parts after the first star can start, as bits counted from the end of the path."""
         ends = 1
-        for part in self._behind:
+        for part in self._after:
             if isinstance(part, bytes):
-                ends = (ends & subject.places(part)) << len(part)
+                ends = (ends & subject.positions(part)) << len(part)
             elif part == "*":
-                # Adding carries each bit to the end of its run of signs that are no slashes, and marks what lies between.
-                ends |= ((ends & subject.within) + subject.within) ^ subject.within
+                # The addition carries each bit to the end of its run of non-slashes and marks all positions between.
+                ends |= ((ends & subject.non_slashes) + subject.non_slashes) ^ subject.non_slashes
             elif part == "**":
                 ends = (2 << len(subject.path)) - (1 << _lowest(ends))
             else:
@@ -156,7 +156,7 @@ class Glob:
 
 
 class PathRules:
-    """A list of rules for paths in their normal form; with `literal`, for paths as they were written."""
+    """A list of rules for normalized paths; with `literal`, for paths with their case."""
 
     def __init__(self, globs: Sequence[str], *, literal: bool = False) -> None:
         self._globs = [_parsed(glob, literal) for glob in globs]
@@ -165,7 +165,7 @@ class PathRules:
         return bool(self._globs)
 
     def capture(self, paths: Sequence[str]) -> str | None:
-        """Give what the first star of the first matching rule stands for; None if no rule matches any of these paths."""
+        """Return the text that the first star of the first matching rule matches; None if no rule matches any path."""
         if self._globs:
             for path in paths:
                 subject = _subject(path)
@@ -175,12 +175,12 @@ class PathRules:
         return None
 
     def match(self, paths: Sequence[str]) -> bool:
-        """Tell whether one of these paths is meant."""
+        """Tell whether a rule matches one of these paths."""
         return self.capture(paths) is not None
 
 
-def _spelt_out(text: str, *, literal: bool) -> bytes:
-    """Decode what is percent-encoded in a rule, as it is in paths; a rule may be copied from a browser."""
+def _decoded(text: str, *, literal: bool) -> bytes:
+    """Percent-decode a rule, which may be copied from a browser, and normalize it."""
     decoded = unquote(text)
     form = unicodedata.normalize("NFC", decoded) if literal else normal_form(decoded)
     return form.encode(errors="surrogatepass")
@@ -196,7 +196,7 @@ def _lowest(bits: int) -> int:
 
 @lru_cache(maxsize=64)
 def _subject(path: str) -> Subject:
-    """Prepare a path; kept, since each queue asks."""
+    """Prepare a path; cached, because it is matched against the rules of each queue."""
     return Subject(path)
 
 

@@ -1,4 +1,4 @@
-"""Requests that a connection refuses before any route sees them."""
+"""Problems that the HTTP server and client raise by themselves."""
 
 from __future__ import annotations
 

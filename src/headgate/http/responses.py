@@ -1,4 +1,4 @@
-"""Writing answers: JSON, problems and streams, each with the same headers."""
+"""Renders responses: JSON, problem documents and streams, all with the same security headers."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ encode = msgspec.json.Encoder().encode
 _encode_any = msgspec.json.Encoder(enc_hook=str).encode
 
 
-def _headers(content_type: str | None, own: Mapping[str, str]) -> Headers:
+def _headers(content_type: str | None, headers: Mapping[str, str]) -> Headers:
     named = {**_SECURITY, **({"content-type": content_type} if content_type else {})}
-    named |= {name.lower(): value for name, value in own.items()}
+    named |= {name.lower(): value for name, value in headers.items()}
     return [(name.encode("latin-1"), header_value(value)) for name, value in named.items()]
 
 
-def block(headers: Headers) -> bytes:
-    """Write headers as the lines that go out."""
+def header_lines(headers: Headers) -> bytes:
+    """Write headers as the lines of a response."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 @lru_cache(maxsize=256)
-def _plain_block(content_type: str | None) -> bytes:
-    return block(_headers(content_type, {}))
+def _default_headers(content_type: str | None) -> bytes:
+    return header_lines(_headers(content_type, {}))
 
 
-_JSON_BLOCK = _plain_block(JSON)
-_PROBLEM_BLOCK = _plain_block(PROBLEM)
-_NO_BLOCK = _plain_block(None)
+_JSON_HEADERS = _default_headers(JSON)
+_PROBLEM_HEADERS = _default_headers(PROBLEM)
+_EMPTY_HEADERS = _default_headers(None)
 
 
 def rendered(result: object, status: int) -> tuple[int, bytes, bytes]:
-    """Turn what a handler returned into status, header lines and body."""
+    """Render the result of a handler as status, header lines and body."""
     if result is None:
-        return 204, _NO_BLOCK, b""
+        return 204, _EMPTY_HEADERS, b""
     if not isinstance(result, Answer):
-        return status, _JSON_BLOCK, encode(result)
+        return status, _JSON_HEADERS, encode(result)
     body = result.body
     if body is None:
-        return result.status, block(_headers(None, result.headers)), b""
+        return result.status, header_lines(_headers(None, result.headers)), b""
     if isinstance(body, str):
         body = body.encode()
     elif not isinstance(body, bytes):
         body = encode(body)
     if result.headers:
-        return result.status, block(_headers(result.content_type, result.headers)), body
-    return result.status, _plain_block(result.content_type), body
+        return result.status, header_lines(_headers(result.content_type, result.headers)), body
+    return result.status, _default_headers(result.content_type), body
 
 
 def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
-    """Turn an error into an RFC 9457 document."""
+    """Render an error as an RFC 9457 document: status, header lines and body."""
     document = error.document()
     document["requestId"] = request_id
     headers: Headers = []
@@ -84,24 +84,24 @@ def problem(error: HeadgateError, request_id: str) -> tuple[int, bytes, bytes]:
         policy = str(document.pop("policy")).encode()
         remaining = b"%b;r=0;t=%d" % (policy.partition(b";")[0], ceil(error.retry_after or 1))
         headers += [(b"ratelimit-policy", policy), (b"ratelimit", remaining)]
-    return error.status, _PROBLEM_BLOCK + block(headers), _encode_any(document)
+    return error.status, _PROBLEM_HEADERS + header_lines(headers), _encode_any(document)
 
 
 def last_problem(error: HeadgateError) -> tuple[int, bytes]:
-    """Give the status of a problem that ends a connection, and all that follows its first line."""
+    """Render a problem that ends a connection: its status, and the response after the status line."""
     request_id = secrets.token_hex(8)
-    status, head, body = problem(error, request_id)
-    own = b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
-    return status, head + own + body
+    status, headers, body = problem(error, request_id)
+    headers += b"x-request-id: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+    return status, headers + body
 
 
 def stream_headers(stream: Stream) -> Headers:
-    """Give the headers of a stream; proxies are asked not to hold it back."""
+    """Return the headers of a stream, which ask proxies not to buffer it."""
     return _headers(stream.content_type, {"x-accel-buffering": "no", **stream.headers})
 
 
 class StreamRunner:
-    """Sends a stream's chunks until it ends, the client leaves, the gateway stops or the client stops reading."""
+    """Sends a stream until it ends, the client disconnects or stops reading, or the gateway stops."""
 
     def __init__(self, stream: Stream, call: Call, send: Send) -> None:
         self._chunks = stream.chunks
@@ -112,23 +112,23 @@ class StreamRunner:
         self._sent_at = 0.0
 
     async def run(self) -> None:
-        """Send it all; errors that come up on the way end it."""
+        """Send all chunks; an error ends the stream."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         pump = asyncio.create_task(self._pump())  # ended below; a `Tasks` for each stream would cost more
-        departure = self._call.departure()
+        disconnected = self._call.disconnected()
         try:
-            while not pump.done() and not departure.done():
-                quiet_for = loop.time() - self._sent_at
-                patience = SEND_SECONDS if self._sending else KEEP_ALIVE_SECONDS
-                if quiet_for < patience:
+            while not pump.done() and not disconnected.done():
+                idle_for = loop.time() - self._sent_at
+                timeout_seconds = SEND_SECONDS if self._sending else KEEP_ALIVE_SECONDS
+                if idle_for < timeout_seconds:
                     await asyncio.wait(
-                        (pump, departure), timeout=patience - quiet_for, return_when=asyncio.FIRST_COMPLETED
+                        (pump, disconnected), timeout=timeout_seconds - idle_for, return_when=asyncio.FIRST_COMPLETED
                     )
                 elif self._sending:
                     break
                 elif self._events:
-                    await self._put(b":\n\n")
+                    await self._send_chunk(b":\n\n")
                 else:
                     self._sent_at = loop.time()
             if pump.done():
@@ -140,25 +140,25 @@ class StreamRunner:
     async def _pump(self) -> None:
         try:
             async for chunk in self._chunks:
-                await self._put(chunk)
+                await self._send_chunk(chunk)
         except HeadgateError as error:
             if not self._events:
                 raise
             document = {**error.document(), "requestId": self._call.request_id}
-            await self._put(event("problem", _encode_any(document)))
+            await self._send_chunk(event("problem", _encode_any(document)))
 
-    async def _put(self, chunk: bytes) -> None:
+    async def _send_chunk(self, chunk: bytes) -> None:
         self._sending = True
         self._sent_at = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._sending = False
-        # The server's send need not suspend, and after a disconnect it never does: without this pause a stream that always
-        # has more to say would keep the loop from noticing that the client has left.
+        # Sending does not always suspend, and after a disconnect it never does. Without this pause, a stream that always has
+        # another chunk would block the event loop.
         await asyncio.sleep(0)
 
 
 async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
-    """Let a generator that will not be read any further clean up."""
+    """Close a generator that will not be read any further."""
     close = getattr(chunks, "aclose", None)
     if close is not None:
         await close()

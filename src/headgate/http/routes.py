@@ -1,8 +1,7 @@
-"""What a feature says about its routes; the gateway does the rest.
+"""Routes as data: the operations that the `api.py` of each feature lists.
 
-A feature's `api.py` lists operations. Each is plain data (method, path, who may call it, which structs go in and out,
-which problems may come back) and one coroutine function. Nothing in here serves anything: the gateway assembles the
-operations, and the same data becomes routing, validation, limits, metrics and the OpenAPI document.
+An operation has a method, a path, the role that may call it, the structs of request and answer, its problems, and a handler.
+The gateway makes routing, validation, limits, metrics and the OpenAPI document from the same data.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PRINTABLE: Final = "".join(map(chr, range(32, 127)))
 
 
 class Access(StrEnum):
-    """Who may call an operation; each role may do what the ones before it may."""
+    """The role that an operation needs; each role includes the ones before it."""
 
     PUBLIC = "public"
     READ = "read"
@@ -42,14 +41,14 @@ class Access(StrEnum):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who calls: the token's name and role, and the only namespace it may use (None: all)."""
+    """The caller of a request: the token's name and role, and the only namespace that it may use (None: all)."""
 
     name: str
     role: Access
     namespace: str | None = None
 
     def may(self, access: Access) -> bool:
-        """Say whether this caller's role is enough."""
+        """Tell whether this caller's role includes the needed one."""
         return _RANK[self.role] >= _RANK[access]
 
 
@@ -70,7 +69,7 @@ class Stopping(HeadgateError):
 
 
 class Stop:
-    """The end of a gateway's life: raised once, it ends every wait and every stream."""
+    """Set once when a gateway stops; it ends every wait and every stream."""
 
     __slots__ = ("_waiting", "raised")
 
@@ -79,13 +78,13 @@ class Stop:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        """Raise it."""
+        """Settle all futures that watch it."""
         self.raised = True
         for future in self._waiting:
             _settle(future)
 
     def watch(self, future: asyncio.Future[None]) -> None:
-        """Settle this future when the stop is raised."""
+        """Settle this future when the gateway stops."""
         if self.raised:
             _settle(future)
         else:
@@ -94,7 +93,7 @@ class Stop:
 
 
 class ServerRequest(Protocol):
-    """What a call is made of: the server's side of one request."""
+    """The server's side of a request, from which a call is made."""
 
     scheme: str
 
@@ -104,17 +103,17 @@ class ServerRequest(Protocol):
 
     @property
     def scope(self) -> Scope:
-        """The request in ASGI's words."""
+        """The ASGI scope of the request."""
 
     async def receive(self) -> Message:
-        """Give the next part of the body, or say that the client has left."""
+        """Return the next part of the body, or a disconnect message."""
 
     def watch(self, future: asyncio.Future[None], /) -> None:
-        """Settle this future when nobody waits for the answer any more."""
+        """Settle this future when the client disconnects or the response is finished."""
 
 
 class Call:
-    """One request, as its handler sees it.
+    """One request, as its handler gets it.
 
     `path` has the decoded parameters of the path; `query` and `body` are the structs that the operation declares; `client`
     is the client's address, seen through trusted proxies.
@@ -126,7 +125,7 @@ class Call:
     caller = ANONYMOUS
     client = ""
     namespace = "default"
-    _departure: asyncio.Future[None] | None = None
+    _disconnected: asyncio.Future[None] | None = None
 
     def __init__(self, request: ServerRequest, request_id: str, stop: Stop) -> None:
         self.headers = request.headers
@@ -136,7 +135,7 @@ class Call:
 
     @property
     def scope(self) -> Scope:
-        """The request in ASGI's words."""
+        """The ASGI scope of the request."""
         return self._request.scope
 
     @property
@@ -146,7 +145,7 @@ class Call:
 
     @property
     def receive(self) -> Receive:
-        """Reads the body in ASGI's way."""
+        """The ASGI `receive` of the request."""
         return self._request.receive
 
     def header(self, name: str) -> str | None:
@@ -155,34 +154,34 @@ class Call:
         return None if value is None else value.decode("latin-1")
 
     def spend(self, limit: str) -> None:
-        """Count this request, with or without a token, against a further class of limits of its client's address.
+        """Count this request, with or without a token, against another limit of its client's address; raises RateLimited.
 
-        With a service's token, that is the address that the service forwards. Raises RateLimited.
+        With a service's token, the address is the one that the service forwards.
         """
 
-    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await slow work and cancel it when the client leaves or the gateway stops."""
+    async def until_disconnect(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await slow work; cancel it when the client disconnects or the gateway stops."""
         task = asyncio.create_task(work)  # ended below; a `Tasks` for each slow request would cost more
         try:
-            await asyncio.wait((task, self.departure()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self.disconnected()), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Stopping(retry_after=1) if self.stop.raised else ClientGone()
         finally:
             await cancel(task)
 
-    def departure(self) -> asyncio.Future[None]:
-        """Give a future that is done when nobody waits for the answer any more."""
-        if self._departure is None:
-            departure = self._departure = asyncio.get_running_loop().create_future()
-            self.stop.watch(departure)
-            self._request.watch(departure)
-        return self._departure
+    def disconnected(self) -> asyncio.Future[None]:
+        """Return a future that is done when the client disconnects, the response is finished or the gateway stops."""
+        if self._disconnected is None:
+            future = self._disconnected = asyncio.get_running_loop().create_future()
+            self.stop.watch(future)
+            self._request.watch(future)
+        return self._disconnected
 
     def close(self) -> None:
-        """Let go of whoever still listens for the client's leaving; the gateway calls this when the answer is out."""
-        if self._departure is not None:
-            _settle(self._departure)
+        """Settle the future of `disconnected`; the gateway calls this after the response."""
+        if self._disconnected is not None:
+            _settle(self._disconnected)
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -191,14 +190,14 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def header_value(text: str) -> bytes:
-    """Write a header's value: what is no printable ASCII is percent-encoded, so every text makes one line."""
+    """Encode a header value; percent-encode a text that is not printable ASCII, so that it is always one line."""
     plain = text.isascii() and text.isprintable()
     return (text if plain else quote(text, safe=_PRINTABLE, errors="replace")).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer with a status, headers or a content type of its own; bytes and text go out as they are."""
+    """A response with its own status, headers or content type; bytes and text are sent unchanged."""
 
     body: object = None
     status: int = 200
@@ -208,10 +207,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer that goes on: it ends when the iterator ends, the client leaves or the gateway stops.
+    """A streamed response; it ends when the iterator ends, the client disconnects or the gateway stops.
 
-    Each chunk of an event stream is whole events, so that the gateway may put a comment between two of them to keep a
-    quiet connection open.
+    Each chunk of an event stream holds whole events, because the gateway sends comments between chunks to keep an idle
+    connection open.
     """
 
     chunks: AsyncIterator[bytes]
@@ -220,23 +219,22 @@ class Stream:
     status: int = 200
 
 
-# A coroutine function; or a plain one, which answers at once and whole, or gives a coroutine when it has to wait after all.
+# A coroutine function, or a plain function that returns the answer, or a coroutine if it has to wait.
 Handler = Callable[[Call], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One route: what it takes, what it gives, who may call it and how it can fail.
+    """One route: its request, its answer, the role that may call it, and its problems.
 
-    Path parameters are written `{name}`; a last one written `{name:path}` takes the rest with its slashes. `body` may be
-    `bytes` for a body of any kind. `status` is that of a plain answer; without `answer` it is 204 in the document, and
-    `other_statuses` are those that an `Answer` may have besides (201, 302, 304 and so on).
-    `prompt` says that the handler answers at once or after a call of the store: it is run without a task of its own, at half
-    the cost, and so it must not use `asyncio.timeout`, a `TaskGroup` or anything else that wants the current task.
-    `limit` names a class of the gateway's limits, counted per client address and, where `user` tells whose request it is,
-    per user as well. `content_type` and `headers` (request headers of its own, with what they mean) are for the document:
-    a `Stream` or an `Answer` says its own type. So are `answers` (in place of the above, what each status means where there is
-    no body of ours), `any_method` and `bearer=False`, for what a mount serves.
+    Path parameters are written `{name}`; a last one written `{name:path}` matches the rest with its slashes. `body` may be
+    `bytes` for a body of any type. `status` is that of a plain answer; without `answer` the document says 204.
+    `other_statuses` are further ones that an `Answer` may have (201, 302, 304 and so on).
+    `prompt` says that the handler waits for the store at most. It runs without a task, at half the cost, and so must not use
+    `asyncio.timeout`, a `TaskGroup` or anything else that needs the current task.
+    `limit` names a class of the gateway's limits, counted per client address and, where `user` returns one, per user.
+    Only the OpenAPI document uses `content_type` (a `Stream` or an `Answer` has its own), `headers` (request headers and
+    their meaning), `answers` (the meaning of each status, where the body is not ours), `any_method` and `bearer=False`.
     """
 
     method: str
@@ -269,17 +267,17 @@ class Operation:
 
     @property
     def id(self) -> str:
-        """Give the operation's id: its name, or the handler's in camelCase."""
+        """The operation's id: its name, or the handler's, in camelCase."""
         first, *rest = (self.name or getattr(self.handler, "__name__", "call")).strip("_").split("_")
         return first + "".join(word.capitalize() for word in rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A plain ASGI application under a prefix, behind the same token check, limits and problems as the operations.
+    """A plain ASGI application under a prefix, with the same authentication, limits and problems as the operations.
 
-    It finds who calls in `scope["headgate"]`, a `Call` whose query and body are None. `bearer=False` leaves
-    `Authorization` to the application: only X-API-Token is looked at. `routes` says for the document what it serves.
+    `scope["headgate"]` is a `Call` without query and body. With `bearer=False`, `Authorization` is left to the application
+    and only X-API-Token authenticates. `routes` describes the application in the OpenAPI document.
     """
 
     prefix: str
@@ -292,20 +290,20 @@ class Mount:
 
 
 def mounted(_call: Call) -> None:
-    """Stand in for the handler of a route that a mount serves."""
+    """Placeholder handler of a route that a mount serves."""
     raise NotImplementedError
 
 
 def event(name: str, data: object, id: str | int | None = None) -> bytes:
-    """Write one Server-Sent Event; anything but text and bytes goes out as JSON."""
+    """Encode one Server-Sent Event; data other than text and bytes is encoded as JSON."""
     if isinstance(data, bytes):
         body = data
     elif isinstance(data, str):
         body = data.encode()
     else:
         body = _encode(data)
-    head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
-    return head.encode() + b"data: " + body.replace(b"\r", b"").replace(b"\n", b"\ndata: ") + b"\n\n"
+    fields = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
+    return fields.encode() + b"data: " + body.replace(b"\r", b"").replace(b"\n", b"\ndata: ") + b"\n\n"
 
 
 _encode = msgspec.json.Encoder().encode

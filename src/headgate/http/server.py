@@ -1,7 +1,7 @@
-"""The gateway's parent process: one listening socket, N workers on it, probes beside it.
+"""The gateway's parent process: it opens the listening socket and the operations port, and runs N workers.
 
-The parent opens the socket, so a taken port is noticed, no waiting connection is lost when a worker dies, and all workers
-take from one line.
+Because the parent owns the socket, a port in use is an error at the start, the backlog survives the death of a worker, and all
+workers accept from one backlog.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Started = Callable[[int, int], None]
 
 
 class ServerSettings(Protocol):
-    """The settings of a server; those of the gateway have them."""
+    """The settings that a server needs; `GatewaySettings` has them."""
 
     @property
     def host(self) -> str: ...
@@ -56,6 +56,8 @@ class ServerSettings(Protocol):
     def quiet_seconds(self) -> float: ...
     @property
     def stop_seconds(self) -> float: ...
+    @property
+    def header_cache(self) -> bool: ...
 
 
 class PortInUse(HeadgateError):
@@ -78,16 +80,16 @@ async def serve(
     life: Life | None = None,
     started: Started | None = None,
 ) -> None:
-    """Serve until told to stop; raises what keeps the workers from starting.
+    """Serve until the process is told to stop; raise the reason if the workers cannot start.
 
-    `factory` is a function of a module, or a `partial` of one: each worker calls it for an async context manager that
-    opens the application. `probes` opens the operations port for what tells whether we are ready. `started` gets the
-    port in use and that of the probes as soon as both are open.
+    `factory` is a function of a module, or a `partial` of one: each worker calls it and enters the async context manager
+    that it returns, which opens the application. `probes` opens the operations port. `started` is called with the port and
+    the operations port as soon as both are open.
     """
     async with AsyncExitStack() as stack:
         if life is None:
-            spare = settings.quiet_seconds + settings.stop_seconds + 1
-            life = await stack.enter_async_context(Life(stop_seconds=spare))
+            stop_seconds = settings.quiet_seconds + settings.stop_seconds + 1
+            life = await stack.enter_async_context(Life(stop_seconds=stop_seconds))
         listener = stack.enter_context(listening(settings.host, settings.port))
         allow_connections(settings.backpressure)
         stack.enter_context(_shared_metrics())
@@ -97,45 +99,46 @@ async def serve(
             connections_per_address=settings.connections_per_address,
             trusted_proxies=settings.trusted_proxies,
             quiet_seconds=settings.quiet_seconds,
+            header_cache=settings.header_cache,
         )
-        fleet = WorkerPool(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
-        metrics.collect(fleet.figures)
-        ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(fleet.ready, fleet.notice))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _switch_debug, fleet)
+        pool = WorkerPool(settings.workers, pickle.dumps((sys.path, pickle.dumps(orders))), listener, life.quiet)
+        metrics.collect(pool.figures)
+        ops_port = await stack.enter_async_context((probes or partial(serve_operations, 0))(pool.ready, pool.notice))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _switch_debug, pool)
         port = listener.getsockname()[1]
         if started is not None:
             started(port, ops_port)
         log.info("listening", host=settings.host, port=port, ops_port=ops_port, workers=settings.workers)
-        await life.run(fleet.run(quiet_seconds=settings.quiet_seconds, stop_seconds=settings.stop_seconds))
+        await life.run(pool.run(quiet_seconds=settings.quiet_seconds, stop_seconds=settings.stop_seconds))
         log.info("stopped")
 
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the listening socket; a port that somebody else listens on is an error."""
+    """Open the listening socket; raise PortInUse if another process listens on the port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise unusable(host, port, error) from error
+        raise address_error(host, port, error) from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it. A client that vanished without a word leaves what we sent unacknowledged.
+            # Connections inherit it; it ends those of clients that vanished and acknowledge nothing.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
         try:
             listener.bind(address)
             listener.listen(BACKLOG)
         except OSError as error:
-            raise unusable(host, port, error) from error
+            raise address_error(host, port, error) from error
         listener.setblocking(False)
         yield listener
 
 
 def allow_connections(number: int) -> None:
-    """Let this process and its workers open files for so many connections, as far as the system lets us."""
+    """Raise the limit of open files for this many connections, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -145,8 +148,8 @@ def allow_connections(number: int) -> None:
             log.warning("the limit of open files is low for so many connections", allowed=allowed, connections=number)
 
 
-def unusable(host: str, port: int, error: OSError) -> HeadgateError:
-    """Say in a sentence why an address cannot be listened on."""
+def address_error(host: str, port: int, error: OSError) -> HeadgateError:
+    """Explain why the address cannot be listened on."""
     if error.errno == errno.EADDRINUSE:
         return PortInUse(f"Port {port} on {host} is in use; stop the other process or choose another with --port.")
     if error.errno == errno.EACCES:
@@ -164,6 +167,6 @@ def _shared_metrics() -> Iterator[None]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _switch_debug(fleet: WorkerPool) -> None:
+def _switch_debug(pool: WorkerPool) -> None:
     logs.switch_debug()
-    fleet.signal(signal.SIGUSR1)
+    pool.signal(signal.SIGUSR1)

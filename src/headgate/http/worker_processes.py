@@ -1,4 +1,4 @@
-"""The worker processes of a gateway, kept running and stopped together."""
+"""Starts the worker processes of a gateway, restarts those that end, and stops them together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WorkerFailed(HeadgateError):
 
 
 class Worker:
-    """One worker process, started again whenever it ends before its time."""
+    """One worker process, restarted whenever it ends by itself."""
 
     def __init__(self, number: int, orders: bytes, listener: socket.socket) -> None:
         self.number = number
@@ -46,29 +46,29 @@ class Worker:
         self._listener = listener
         self._process: asyncio.subprocess.Process | None = None
         self._control: asyncio.StreamWriter | None = None
-        self._heard_at = 0.0
-        self._why_not: str | None = "starting"
+        self._reported_at = 0.0
+        self._not_ready: str | None = "starting"
         self.notice: str | None = None
         self._started_once = False
 
     @property
     def alive(self) -> bool:
-        """Tell whether its process runs."""
+        """True while its process runs."""
         return self._process is not None and self._process.returncode is None
 
-    def why_not(self) -> str | None:
-        """Say why this worker is not ready, or None."""
+    def not_ready(self) -> str | None:
+        """Return why this worker is not ready, or None if it is."""
         if not self.alive:
             return "a worker is being started again" if self._started_once else "starting"
-        if self._why_not is None and monotonic() - self._heard_at > STALE_SECONDS:
+        if self._not_ready is None and monotonic() - self._reported_at > STALE_SECONDS:
             return "a worker does not answer"
-        return self._why_not
+        return self._not_ready
 
-    async def keep(self, quiet: asyncio.Event) -> None:
-        """Keep it running until `quiet`; a worker that cannot even start once ends everything with its reason."""
+    async def keep_running(self, quiet: asyncio.Event) -> None:
+        """Restart it until `quiet` is set; raise the reason if it could not start even once."""
         pause = FIRST_PAUSE
         while not quiet.is_set():
-            began = monotonic()
+            started = monotonic()
             failure = await self._run_once()
             if quiet.is_set():
                 return
@@ -76,32 +76,32 @@ class Worker:
                 raise from_document(failure, 500) if failure else WorkerFailed()
             self.restarts += 1
             log.warning("worker ended, starting it again", worker=self.number, reason=(failure or {}).get("detail"))
-            pause = FIRST_PAUSE if monotonic() - began > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if monotonic() - started > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await quiet.wait()
 
     def announce_stop(self) -> None:
-        """Tell the worker that it will stop soon, so that its answers say `Connection: close`."""
+        """Announce the stop to the worker, so that its responses carry `Connection: close`."""
         if self._control is not None:
             with suppress(OSError):
                 self._control.write(b".")
 
     def ask_to_stop(self) -> None:
-        """Close our side of the control socket, which tells the worker to finish."""
+        """Close our side of the control socket, on which the worker stops."""
         if self._control is not None:
             with suppress(OSError):
                 self._control.write_eof()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it runs."""
+        """Send a signal to its process, if it runs."""
         if self._process is not None:
             signal_child(self._process, number)
 
     async def _run_once(self) -> Failure | None:
-        """Start the process and follow it to its end; give the problem that it died of, if it said one."""
+        """Start the process and wait for its end; return the problem that it reported, if any."""
         ours, theirs = socket.socketpair()
-        self._why_not, self._heard_at = "starting", monotonic()
+        self._not_ready, self._reported_at = "starting", monotonic()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -115,27 +115,27 @@ class Worker:
         reader, self._control = await asyncio.open_connection(sock=ours)
         try:
             self._control.write(len(self._orders).to_bytes(4, "big") + self._orders)
-            return await self._follow(reader)
+            return await self._read_reports(reader)
         finally:
             self.signal(signal.SIGKILL)
             await self._process.wait()
             self._control.close()
             self._control = None
 
-    async def _follow(self, reader: asyncio.StreamReader) -> Failure | None:
-        """Read its beats until it closes its end or falls silent; on a busy machine the first one takes its time."""
-        patience = START_SECONDS
+    async def _read_reports(self, reader: asyncio.StreamReader) -> Failure | None:
+        """Read reports until the worker closes its end or stops reporting; the first may take long on a busy machine."""
+        timeout = START_SECONDS
         try:
             while True:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     line = await reader.readline()
-                patience = HUNG_SECONDS
+                timeout = HUNG_SECONDS
                 if not line:
                     return None
-                beat = msgspec.json.decode(line, type=WorkerReport)
-                if beat.failure is not None:
-                    return beat.failure
-                self._heard_at, self._why_not, self.notice = monotonic(), beat.why_not, beat.notice
+                report = msgspec.json.decode(line, type=WorkerReport)
+                if report.failure is not None:
+                    return report.failure
+                self._reported_at, self._not_ready, self.notice = monotonic(), report.not_ready, report.notice
                 self._started_once = True
         except TimeoutError:
             log.error("worker hangs, ending it", worker=self.number)
@@ -145,7 +145,7 @@ class Worker:
 
 
 class WorkerPool:
-    """All workers of this gateway."""
+    """All worker processes of a gateway."""
 
     def __init__(self, count: int, orders: bytes, listener: socket.socket, quiet: asyncio.Event) -> None:
         self._workers = [Worker(number, orders, listener) for number in range(1, count + 1)]
@@ -153,19 +153,19 @@ class WorkerPool:
         self._quiet = quiet
 
     async def run(self, *, quiet_seconds: float, stop_seconds: float) -> None:
-        """Keep all workers running; once quiet, let them finish, and end those that do not in time."""
+        """Keep all workers running until `quiet` is set; then let them finish, and kill those that take too long."""
         try:
             async with asyncio.TaskGroup() as group:
-                keeping = [group.create_task(worker.keep(self._quiet)) for worker in self._workers]
+                tasks = [group.create_task(worker.keep_running(self._quiet)) for worker in self._workers]
                 await self._quiet.wait()
                 for worker in self._workers:
                     worker.announce_stop()
                 await asyncio.sleep(quiet_seconds)
-                # From here on the workers alone hold the socket: whom the kernel lets in, one of them will have taken.
+                # Now only workers hold the socket, and they accept every connection in its backlog before they close it.
                 self._listener.close()
                 for worker in self._workers:
                     worker.ask_to_stop()
-                _, late = await asyncio.wait(keeping, timeout=stop_seconds)
+                _, late = await asyncio.wait(tasks, timeout=stop_seconds)
                 if late:
                     log.warning("workers did not finish in time, ending them", workers=len(late))
                 for task in late:
@@ -174,23 +174,23 @@ class WorkerPool:
             raise failures.exceptions[0] from None  # they all fail for the same reason
 
     async def ready(self) -> str | None:
-        """Say why nobody should be sent here, or None: one worker that is ready is enough."""
+        """Return why no requests should be sent here, or None if at least one worker is ready."""
         if self._quiet.is_set():
             return "stopping"
-        reasons = [worker.why_not() for worker in self._workers]
+        reasons = [worker.not_ready() for worker in self._workers]
         return None if None in reasons else reasons[0]
 
     def notice(self) -> str | None:
-        """Say what a worker noticed that an operator should see to; None if there is nothing."""
+        """Return the notice of a worker for the operator, or None."""
         return next((worker.notice for worker in self._workers if worker.alive and worker.notice is not None), None)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to every worker."""
+        """Send a signal to every worker."""
         for worker in self._workers:
             worker.signal(number)
 
     def figures(self) -> Iterable[Metric]:
-        """Give what only the parent knows."""
+        """Yield the metrics that only the parent knows."""
         alive = sum(worker.alive for worker in self._workers)
         restarts = sum(worker.restarts for worker in self._workers)
         yield GaugeMetricFamily("headgate_gateway_workers", "Worker processes that run.", value=alive)

@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Annotated, Any, TextIO, cast
 
@@ -54,6 +55,8 @@ _SECRET_ENDINGS = ("_token", "_ticket", "_cookie", "_password", "_secret")
 _CREDENTIALS = re.compile(r"(://[^/\s:@\"]*:)[^@/\s\"]+@")
 _QUIET_LIBRARIES = ("httpx2", "httpcore2", "asyncio", "websockets", "opentelemetry")
 
+# The id of the request that is being served, for its log lines. Setting it costs a tenth of structlog's bind_contextvars.
+request_id: ContextVar[str] = ContextVar("headgate_request_id", default="")
 _threshold = 20
 _usual = Level.INFO
 _hidden: set[str] = set()
@@ -139,6 +142,7 @@ def configure(settings: LogSettings, process: str, *, stream: TextIO | None = No
         structlog.WriteLogger(cast(TextIO, _Lenient(stream))),
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_request_id,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso" if not text else "%H:%M:%S", utc=not text),
             name_process,
@@ -213,6 +217,12 @@ class _Bridge(logging.Handler):
             log.info(record.getMessage(), **keys)
         else:
             log.debug(record.getMessage(), **keys)
+
+
+def _add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    if request := request_id.get():
+        event.setdefault("request_id", request)
+    return event
 
 
 def _mask_keys(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -102,7 +102,7 @@ class LockRoutes:
         )
         granting = self._locks.take(request, holder)
         # A client that disconnects stops waiting.
-        grant = await (call.attend(granting) if body.wait_seconds else granting)
+        grant = await (call.until_disconnect(granting) if body.wait_seconds else granting)
         return Acquired(holder, grant.fence, body.ttl_seconds)
 
     async def renew_lock(self, call: Call) -> Acquired:

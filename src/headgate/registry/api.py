@@ -204,7 +204,7 @@ class RegistryRoutes:
             return Answer(_body(states[query.group]), headers={"ETag": etag, "Cache-Control": "private, no-cache"})
         instances = [instance for state in states.values() for instance in state.instances]
         if query.check:
-            instances = await call.attend(self._prober.answering(instances))
+            instances = await call.until_disconnect(self._prober.answering(instances))
         several = query.group is None
         cursor = None
         revisions = {group: state.revision for group, state in states.items()}
@@ -246,7 +246,7 @@ class RegistryRoutes:
                 break
         shown = {instance.group for instance in instances} if query.group is None else set()
         if query.check:
-            instances = await call.attend(self._prober.answering(instances))
+            instances = await call.until_disconnect(self._prober.answering(instances))
         return Listing(
             instances=instances,
             revision=max((state.revision for state in states.values()), default=0),

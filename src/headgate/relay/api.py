@@ -102,8 +102,8 @@ class RelayRoutes:
             )
 
         try:
-            await call.attend(ask())
-            if call.departure().done():  # the client left just when it was granted: the permit would never be used
+            await call.until_disconnect(ask())
+            if call.disconnected().done():  # the client left just when it was granted: the permit would never be used
                 raise Stopping(retry_after=1) if call.stop.raised else ClientGone()
         except BaseException:
             for permit in granted:

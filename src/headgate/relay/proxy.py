@@ -158,7 +158,7 @@ class DisconnectWatcher:
         self.begun = False
         self._timer: asyncio.TimerHandle | None = None
         self._listening: asyncio.Task[None] | None = None
-        call.departure().add_done_callback(self._departed)
+        call.disconnected().add_done_callback(self._departed)
         if body.length is None or body.length > 0:
             self._listen()
 

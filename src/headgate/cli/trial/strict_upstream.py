@@ -98,7 +98,7 @@ class StrictUpstream:
         await asyncio.sleep(self.delays.one())
         status, head, content = rendered(answer, 200)
         head += b"content-length: %d\r\n\r\n" % len(content)
-        exchange.whole(status, head, b"" if exchange.target.method == "HEAD" else content)
+        exchange.respond(status, head, b"" if exchange.target.method == "HEAD" else content)
 
     def _arrive(self, user: str, body: bytes) -> Answer:
         now = self._loop.time()

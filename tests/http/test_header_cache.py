@@ -1,4 +1,4 @@
-"""What is not done for each request: headers that were said before are not read again, and answers leave together."""
+"""Repeated headers are parsed once, which changes no answer; answers of one iteration of the event loop leave together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.http.connection import ServerConnection
 from headgate.http.exchange import Exchange
-from headgate.http.listener import Listener, Rest, listen
-from headgate.http.request_head import MOST_BLOCKS, MOST_HEADERS
+from headgate.http.header_cache import MOST_BLOCKS, MOST_HEADERS, HeaderCache
+from headgate.http.listener import Listener, RequestCoroutine, listen
 from headgate.http.server import listening
 from tests.http.wires import GET, Served, Wire, echo, parsed_all, read_answer, served
 from tests.topology import HOST, eventually
@@ -63,11 +63,11 @@ async def test_repeated_headers_change_nothing(requests: list[tuple[bytes, bytes
         def note(exchange: Exchange) -> None:
             target = exchange.target
             seen.append(b"%b %b %b %r" % (target.method.encode(), target.path, exchange.query, target.head.pairs))
-            exchange.whole(200, b"content-length: 0\r\n\r\n", b"")
+            exchange.respond(200, b"content-length: 0\r\n\r\n", b"")
 
         wire = Wire()
-        house = Listener(note)
-        client = ServerConnection(house)
+        listener = Listener(note)
+        client = ServerConnection(listener)
         client.connection_made(wire)
         for piece in pieces:
             client.data_received(piece)
@@ -134,12 +134,12 @@ async def test_answers_that_are_ready_at_once_keep_their_turn() -> None:
 
     async def later(exchange: Exchange) -> None:
         await asyncio.sleep(0.01)
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
+        exchange.respond(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
 
-    def at_once(exchange: Exchange) -> Rest | None:
+    def at_once(exchange: Exchange) -> RequestCoroutine | None:
         if exchange.target.path.endswith(b"3"):
             return later(exchange)
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
+        exchange.respond(200, b"content-length: %d\r\n\r\n" % len(exchange.target.path), exchange.target.path)
         return None
 
     with listening(HOST, 0) as socket:
@@ -158,19 +158,24 @@ async def test_answers_that_are_ready_at_once_keep_their_turn() -> None:
 
 
 class Noted:
-    """A house whose application notes what it is asked and answers at once."""
+    """A listener whose application notes what it is asked and answers at once."""
 
     def __init__(self, answer: bytes = b"") -> None:
         self.seen: list[tuple[str, bytes, bytes | None, int]] = []
         self.answer = answer
-        self.house = Listener(self._serve)
+        self.listener = Listener(self._serve)
 
     def _serve(self, exchange: Exchange) -> None:
         self.seen.append((exchange.target.method, exchange.target.path, exchange.body(), id(exchange.target.head)))
-        exchange.whole(200, b"content-length: %d\r\n\r\n" % len(self.answer), self.answer)
+        exchange.respond(200, b"content-length: %d\r\n\r\n" % len(self.answer), self.answer)
+
+    @property
+    def cache(self) -> HeaderCache:
+        assert self.listener.header_cache is not None
+        return self.listener.header_cache
 
     def client(self) -> tuple[ServerConnection, Wire]:
-        wire, client = Wire(), ServerConnection(self.house)
+        wire, client = Wire(), ServerConnection(self.listener)
         client.connection_made(wire)
         return client, wire
 
@@ -205,7 +210,7 @@ async def test_what_says_who_asks_is_remembered_by_its_own_connection_alone(head
     first.data_received(request)
     second.data_received(request)
     assert len(noted.heads()) == 2
-    assert len(noted.house.known) == 0
+    assert len(noted.cache) == 0
     first.data_received(request)
     assert len(noted.heads()) == 2
 
@@ -214,13 +219,13 @@ async def test_what_is_remembered_of_headers_is_bounded_in_number_and_in_size() 
     noted = Noted()
     for number in range(3 * MOST_BLOCKS):
         noted.client()[0].data_received(b"GET / HTTP/1.1\r\nHost: %d\r\n\r\n" % number)
-    assert MOST_BLOCKS <= len(noted.house.known) <= 2 * MOST_BLOCKS
+    assert MOST_BLOCKS <= len(noted.cache) <= 2 * MOST_BLOCKS
     for most in (b"X: %b\r\n" % (b"y" * 4096), b"".join(b"X%d:\r\n" % n for n in range(MOST_HEADERS))):
-        known = len(noted.house.known)
+        known = len(noted.cache)
         client = noted.client()[0]
         client.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % most)
-        assert len(noted.house.known) == known
-        assert client._plain is None, "nor does an idle connection keep its last headers"
+        assert len(noted.cache) == known
+        assert client._cacheable is None, "nor does an idle connection keep its last headers"
 
 
 async def test_a_known_head_with_another_amount_of_body_is_parsed() -> None:
@@ -294,7 +299,7 @@ async def test_who_asks_for_much_at_once_and_takes_nothing_is_waited_for() -> No
 
 async def test_nothing_is_done_for_requests_behind_the_last_one_that_is_answered() -> None:
     noted = Noted(b"ok")
-    noted.house.be_quiet()
+    noted.listener.start_draining()
     client, wire = noted.client()
     client.data_received(GET % b"/1" + GET % b"/2")
     client.resume_writing()
