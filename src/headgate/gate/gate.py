@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -109,6 +109,12 @@ class Gate:
         self._recognised: dict[str, Visitor] = {}
         # Accounts that a site's backend vouches for bring no cookie, so their passes are kept here.
         self._inside: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.rules.close()
 
     async def keys(self) -> PassKeys:
         """Give what signs the visitors' cookies."""

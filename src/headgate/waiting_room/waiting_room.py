@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from headgate.kit import metrics
 from headgate.kit.life import Job
@@ -57,6 +57,12 @@ class WaitingRoom:
         self.numbers = QueueNumbers(self.queues.index, self.queues.figures)
         if metered:
             metrics.before_scrape(self.numbers.refresh)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.queues.close()
 
     def now(self) -> float:
         """Give the store's time in seconds, which everything signed goes by."""
