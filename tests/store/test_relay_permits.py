@@ -310,7 +310,7 @@ async def test_places_are_shown_again_after_a_sign_of_life_that_was_long_on_its_
         thing, site = far.permits.thing("far"), far.permits._states["far"]
         await alive.store.write(thing, "DEL", thing.key("line/u1"), again=True)
         assert await waits(0)
-        site.heard = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5
+        site.last_beat = asyncio.get_running_loop().time() - SILENT_SECONDS + 0.5
         proxy.delay(0.6)
         await far.permits._beat_once(site)
         proxy.heal()

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from enum import StrEnum
 from time import monotonic
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -108,6 +108,12 @@ class Gate:
         self._verified: dict[str, Visitor] = {}
         # Passes of accounts, which have no cookie because a site's backend asks for them.
         self._account_passes: OrderedDict[tuple[Thing, str], Pass] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.rules.close()
 
     async def keys(self) -> PassKeys:
         """Give the keys that sign visitors' cookies."""

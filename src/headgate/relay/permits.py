@@ -120,7 +120,7 @@ class Permits:
         self._calls = CallsInProgress()
         self._closing = False
         self._beat: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._beat_now = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class Permits:
                         raise LineFull(
                             f"{position} requests of this user are waiting already.", retry_after=max(1, ms // 1000)
                         )
-                    state.heard = max(state.heard, asked)
+                    state.last_beat = max(state.last_beat, asked)
                     if not waits:
                         waits = True
                         state.meters.waiting.inc()
@@ -345,7 +345,7 @@ class Permits:
         if self._beat is None:
             self._beat = self._store.tasks.start(self._keep_beating())
         if state is None:
-            state = self._states[name] = UpstreamState(name, self.thing(name), self._hurry)
+            state = self._states[name] = UpstreamState(name, self.thing(name), self._beat_now)
             on_hint = state.subscriber(self._upstreams.expire)
             state.listening.enter_context(self._store.hints.listen(state.thing, "events", on_hint))
         return state
@@ -357,9 +357,9 @@ class Permits:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_SECONDS):
-                    await self._hurry.wait()
-            self._hurry.clear()
-            busy = [state for state in self._states.values() if state.busy() or state.unheard]
+                    await self._beat_now.wait()
+            self._beat_now.clear()
+            busy = [state for state in self._states.values() if state.busy() or state.beat_due]
             for name in [
                 name for name, state in self._states.items() if state not in busy and not self._upstreams.knows(name)
             ]:
@@ -369,7 +369,7 @@ class Permits:
     async def _beat_once(self, state: UpstreamState[Permit]) -> None:
         beaten = self._loop.time()
         try:
-            unheard, state.unheard = state.unheard, False
+            beat_due, state.beat_due = state.beat_due, False
             process = self.process if state.busy() else ""
             try:
                 reply = cast(
@@ -377,17 +377,17 @@ class Permits:
                     await self._store.run(BEAT, state.thing, process, state.reported_epoch, state.answered_ms()),
                 )
             except HeadgateError:
-                state.unheard = unheard
+                state.beat_due = beat_due
                 raise
             if not reply[0]:
                 await self._upstreams.get(state.name, fresh=True)  # writes back a policy that the store has lost
-                self._hurry.set()  # the next heartbeat then reports our permits
+                self._beat_now.set()  # the next heartbeat then reports our permits
                 return
             self._upstreams.confirm(state.name, int(cast("bytes", reply[1])))
             state.learn(reply[0], reply[1])
             state.reported_epoch = cast("bytes", reply[0])
             # The heartbeat arrived at some time between its start and now: measure the gap up to now, the next from its start.
-            silent, state.heard = self._loop.time() - state.heard > SILENT_SECONDS, beaten
+            silent, state.last_beat = self._loop.time() - state.last_beat > SILENT_SECONDS, beaten
             if silent:
                 state.lines.show_places()
             if state.unreported:

@@ -199,9 +199,9 @@ class DisconnectWatcher:
 
     def _listen(self) -> None:
         self._listening = asyncio.ensure_future(self._body.listen())
-        self._listening.add_done_callback(self._heard)
+        self._listening.add_done_callback(self._on_body_end)
 
-    def _heard(self, listening: asyncio.Task[None]) -> None:
+    def _on_body_end(self, listening: asyncio.Task[None]) -> None:
         if not listening.cancelled():
             self._cancel(listening.exception() or ClientGone())
 

@@ -19,11 +19,27 @@ P = TypeVar("P")
 class UpstreamState(Generic[P]):
     """The waiters, permits, epoch and metrics of one upstream in this process."""
 
-    __slots__ = ("_hurry", "answered_at", "epoch", "heard", "held", "largest", "lines", "listening", "meters", "name",
-                 "reported_epoch", "streaming", "thing", "unheard", "unreported", "utilisation")  # fmt: skip
+    __slots__ = (
+        "_beat_now",
+        "answered_at",
+        "beat_due",
+        "epoch",
+        "held",
+        "largest",
+        "last_beat",
+        "lines",
+        "listening",
+        "meters",
+        "name",
+        "reported_epoch",
+        "streaming",
+        "thing",
+        "unreported",
+        "utilisation",
+    )  # fmt: skip
 
-    def __init__(self, name: str, thing: Thing, hurry: asyncio.Event) -> None:
-        self._hurry = hurry
+    def __init__(self, name: str, thing: Thing, beat_now: asyncio.Event) -> None:
+        self._beat_now = beat_now
         self.name = name
         self.thing = thing
         self.lines = UserLines()
@@ -31,27 +47,27 @@ class UpstreamState(Generic[P]):
         self.meters = UpstreamMetrics(name)
         self.held: dict[str, P] = {}
         self.streaming: dict[str, P] = {}
-        self.heard = asyncio.get_running_loop().time()
+        self.last_beat = asyncio.get_running_loop().time()
         self.answered_at: float | None = None
         self.epoch = b""
         self.reported_epoch = b""  # the epoch in which our answers were reported to the store
         self.largest = 0
         self.utilisation = -1.0
         self.unreported = False
-        self.unheard = False
+        self.beat_due = False
 
     def busy(self) -> bool:
         """Whether heartbeats are needed: something waits or is held here. Without it the last heartbeat counts as recent."""
         if len(self.lines) or self.held or self.streaming:
             return True
-        self.heard = asyncio.get_running_loop().time()
+        self.last_beat = asyncio.get_running_loop().time()
         return False
 
     def learn(self, epoch: Reply, version: Reply) -> None:
         """Record the epoch and the policy version of a reply; waiters under another policy ask again."""
         if self.epoch not in (b"", epoch):
             self.unreported = True
-            self._hurry.set()
+            self._beat_now.set()
         self.lines.learn(cast("bytes", version))
         self.epoch = cast("bytes", epoch)
         self.reported_epoch = self.reported_epoch or self.epoch
@@ -73,8 +89,8 @@ class UpstreamState(Generic[P]):
             if words is None or words.startswith("policy"):
                 on_policy(self.name)
                 # it may have been created anew: our answers must be reported before its first grant
-                self.unheard = True
-                self._hurry.set()
+                self.beat_due = True
+                self._beat_now.set()
             self.lines.on_hint(words)
 
         return listener

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 from headgate.kit import metrics
 from headgate.kit.problems import HeadgateError
@@ -56,6 +56,12 @@ class WaitingRoom:
         self.numbers = QueueNumbers(self.queues.index, self.queues.figures)
         if metered:
             metrics.before_scrape(self.numbers.refresh)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.queues.close()
 
     def now(self) -> float:
         """Give the store's time in seconds, by which signed tokens expire."""

@@ -157,7 +157,7 @@ async def edit(namespace: Namespace, key: Key, *, reason: Reason = "", url: Url 
         while True:
             content = await _edited(draft)
             if content == value.content:
-                await asyncio.to_thread(_throw_away, draft)
+                await asyncio.to_thread(_delete_draft, draft)
                 output.say("headgate: nothing changed.")
                 return 0
             try:
@@ -167,7 +167,7 @@ async def edit(namespace: Namespace, key: Key, *, reason: Reason = "", url: Url 
                 )  # fmt: skip
                 break
             except HeadgateError as error:
-                if isinstance(error, ContentInvalid) and _wants_to_go_on(error, draft):
+                if isinstance(error, ContentInvalid) and _edit_again(error, draft):
                     continue
                 words = (
                     "headgate",
@@ -185,7 +185,7 @@ async def edit(namespace: Namespace, key: Key, *, reason: Reason = "", url: Url 
                     step = f"`headgate config get {namespace} {key}` shows what is there now, {step} all the same"
                 output.complain(error.detail, f"Your text is kept in {draft}; {step}.")
                 return REFUSED
-    await asyncio.to_thread(_throw_away, draft)
+    await asyncio.to_thread(_delete_draft, draft)
     output.say(f"headgate: {key} is at version {made.version}.")
     return 0
 
@@ -267,17 +267,17 @@ async def watch(namespace: Namespace, *, url: Url = None, json: Json = False) ->
     async with target(url) as headgate:
         while True:
             try:
-                async with aclosing(headgate.config.watch(namespace, position=position)) as happenings:
-                    async for happening in happenings:
-                        match happening:
+                async with aclosing(headgate.config.watch(namespace, position=position)) as events:
+                    async for event in events:
+                        match event:
                             case Present():
-                                for value in happening.values:
-                                    _tell("present", value, json=json)
+                                for value in event.values:
+                                    _print_change("present", value, json=json)
                             case Update():
-                                for value in happening.values:
-                                    _tell(value.kind, value, json=json)
+                                for value in event.values:
+                                    _print_change(value.kind, value, json=json)
                             case _:
-                                position = happening.position
+                                position = event.position
             except HeadgateError as error:
                 if error.status < 500:
                     raise
@@ -363,7 +363,7 @@ def _print_drafts(drafts: Sequence[Draft]) -> None:
 
 
 def _steps(drafts: Sequence[Draft]) -> list[list[Draft]]:
-    """Divide drafts into what can be published in one call: by number, and by the size of the request."""
+    """Divide drafts into batches for one call each, by number and by the size of the request."""
     steps: list[list[Draft]] = []
     size = MOST_BYTES_AT_ONCE
     for draft in drafts:
@@ -381,13 +381,13 @@ def _usual(namespace: str) -> ContentType:
 
 
 def _default(namespace: str, key: str) -> str:
-    """Begin one of Headgate's own settings with what is in force while nothing is published."""
+    """Return the default of one of Headgate's own settings, as the text to start editing from."""
     known = {each.key: each.default for each in definitions_of(DEFINITIONS)} if namespace == OWN else {}
     return known.get(key, "")
 
 
 def _print_own(found: list[Value]) -> None:
-    """Print Headgate's own settings: the published ones and the others, with their meaning and their default."""
+    """Print all of Headgate's own settings, published or not, with their meaning and their default."""
     present = {value.key: value for value in found}
     output.table(
         ("key", "version", "value", "default", "meaning"),
@@ -415,7 +415,7 @@ def _content(content: str | None, file: Path | None) -> tuple[str, ContentType |
 
 
 def _draft(value: Value) -> Path:
-    """Write a content where a person can edit it: a file that only they may read, kept until it is published."""
+    """Write a value to a temporary file for the editor, readable by this user only, kept until it is published."""
     path = Path(tempfile.mkdtemp(prefix="headgate-")) / f"value{_ENDING.get(value.content_type, '.txt')}"
     path.write_text(value.content, "utf-8")
     return path
@@ -426,7 +426,7 @@ async def _edited(draft: Path) -> str:
     try:
         process = await asyncio.create_subprocess_exec(*editor, str(draft))
     except OSError as error:
-        await asyncio.to_thread(_throw_away, draft)
+        await asyncio.to_thread(_delete_draft, draft)
         raise InvalidRequest(
             f"The editor {editor[0]} cannot be run: {error.strerror}. Name another in EDITOR."
         ) from error
@@ -435,12 +435,12 @@ async def _edited(draft: Path) -> str:
     return await asyncio.to_thread(draft.read_text, "utf-8")
 
 
-def _throw_away(draft: Path) -> None:
+def _delete_draft(draft: Path) -> None:
     shutil.rmtree(draft.parent, ignore_errors=True)
 
 
-def _wants_to_go_on(error: ContentInvalid, draft: Path) -> bool:
-    """Ask a person whose text is not well-formed whether they mend it now; others are not asked."""
+def _edit_again(error: ContentInvalid, draft: Path) -> bool:
+    """Ask on a terminal whether to edit a text again that is not well-formed; elsewhere False."""
     if not sys.stdin.isatty():
         return False
     answer = output.ask(f"headgate: {error.detail} Your text is kept in {draft}. Edit it again? [Y/n] ")
@@ -493,14 +493,14 @@ def _read_files(directory: Path, usual: ContentType) -> dict[str, tuple[str, Con
 
 
 def _check_file(path: Path, key: str, check: Callable[[str], str]) -> None:
-    """Check the key that a file stands for, and name the file if it cannot be one."""
+    """Check the key that a file's path gives; the error names the file."""
     try:
         check(key)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}: {error.detail}", field="key") from error
 
 
-def _tell(kind: str, value: Value, *, json: bool) -> None:
+def _print_change(kind: str, value: Value, *, json: bool) -> None:
     if json:
         output.as_json({"kind": kind, "value": value})
     else:

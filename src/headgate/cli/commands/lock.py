@@ -59,7 +59,7 @@ async def run(
     """
     if not command:
         raise InvalidRequest("Say what to run: headgate lock run NAME -- command …", field="command")
-    # A lock that is lost is told in a sentence of its own, below.
+    # The loss of the lock has a message of its own, below.
     async with target(url, Level.ERROR) as headgate:
         lock = headgate.locks.lock(name, ttl, wait, label=_label(), replicas=replicas, namespace=namespace)
         try:
@@ -79,7 +79,7 @@ async def run(
 
 
 async def _who_holds(headgate: Headgate, name: str, namespace: str) -> str:
-    """Say who has the lock that was not given; nothing if that cannot be told."""
+    """Return a sentence about the lock's holder; nothing if it cannot be read."""
     try:
         state = await headgate.locks.show(name, namespace)
     except HeadgateError:
@@ -163,7 +163,7 @@ async def break_lock(
 
 
 async def _command(held: Held, command: tuple[str, ...]) -> int:
-    """Run the command and give its exit code; forward the signals that are meant for it."""
+    """Run the command and return its exit code; forward signals to it."""
     loop = asyncio.get_running_loop()
     started: list[int] = []
     early: list[signal.Signals] = []
@@ -172,7 +172,7 @@ async def _command(held: Held, command: tuple[str, ...]) -> int:
         if started:
             _kill(started[0], number)
         else:
-            early.append(number)  # it is being started: a signal then must not end us and leave it alone
+            early.append(number)  # it is being started: a signal now must not end us and leave it running
 
     forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in forwarded:
@@ -196,7 +196,7 @@ async def _command(held: Held, command: tuple[str, ...]) -> int:
 
 
 async def _start(held: Held, command: tuple[str, ...]) -> asyncio.subprocess.Process | int:
-    """Start the command; give the exit code if that cannot be done."""
+    """Start the command; return the exit code if that fails."""
     environment = os.environ | {"HEADGATE_LOCK": held.name, "HEADGATE_FENCE": str(held.fence)}
     try:
         return await asyncio.create_subprocess_exec(
@@ -211,7 +211,7 @@ async def _start(held: Held, command: tuple[str, ...]) -> asyncio.subprocess.Pro
 
 
 async def _stop(process: asyncio.subprocess.Process, held: Held) -> None:
-    """End the command and all it started: politely for half of what is left of the lease, then at once."""
+    """Stop the command's session: SIGTERM, and SIGKILL after half of the rest of the lease."""
     loop = asyncio.get_running_loop()
     _kill(process.pid, signal.SIGTERM)
     with suppress(TimeoutError):
@@ -230,7 +230,7 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """On Linux the command ends with us, even if we are killed: nobody would guard it any more."""
+    """On Linux, have the command killed when we are, since its lock is not renewed any more."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -238,7 +238,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def _label() -> str:
-    """Say who holds the lock, for those who look: user, machine and process."""
+    """Return the holder's label, which others see: user, machine and process."""
     return f"{getpass.getuser()}@{socket.gethostname()[:30]}/{os.getpid()}"[:64]
 
 

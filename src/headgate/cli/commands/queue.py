@@ -228,7 +228,7 @@ async def watch(queue: Queue, *, namespace: Namespace = "default", url: Url = No
 
 @asynccontextmanager
 async def _client(url: str | None, namespace: str, queue: str = "") -> AsyncIterator[Headgate]:
-    """Open the client; a queue that is not there is called by its name."""
+    """Open the client; the error of an unknown queue names it and the commands that help."""
     client = target(url)
     client.namespace = namespace
     try:
@@ -248,7 +248,7 @@ async def _operate(queue: str, action: str, namespace: str, url: str | None, cou
 
 
 def _minute(at: str) -> str:
-    """Write a minute short on a terminal, where a row has to fit: `11-18 01:23`."""
+    """Shorten a minute on a terminal, where a row has to fit: `11-18 01:23`."""
     return at[5:16].replace("T", " ") if sys.stdout.isatty() else at
 
 
@@ -278,7 +278,7 @@ def _print(view: QueueView, *, json: bool) -> None:
         return
     state = [("state", _state(view)), ("version", str(view.version)), ("generation", str(view.generation))]
     if not sys.stdout.isatty():
-        # Both have a capacity and a rate: without headings, those of the moment say so.
+        # Both tables have a capacity and a rate: without headings, the current ones get the prefix `now.`.
         output.table((), [*state, *policy_rows(view), *((f"now.{name}", value) for name, value in figure_rows(view))])
         return
     output.table((f"{view.queue}: policy", ""), [*state[1:], *policy_rows(view)])

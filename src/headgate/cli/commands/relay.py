@@ -225,7 +225,7 @@ async def prove(
 
 
 def limits(policy: Upstream) -> str:
-    """Write limits as people say them."""
+    """Format limits for people."""
     return ", ".join(
         f"every {limit.every_ms} ms per {limit.per}"
         if limit.every_ms
@@ -308,7 +308,7 @@ def _words(view: UpstreamView) -> str:
 
 
 def _unproven(verdict: ProofVerdict, troubles: list[str]) -> str:
-    """Say why the trial shows nothing, if requests failed without breaking the limit; else nothing."""
+    """Return why the run proves nothing, if requests failed without breaking the limit; else nothing."""
     if verdict.holds or verdict.refused or verdict.largest_window > verdict.limit:
         return ""
     why = troubles[0] if troubles else "nobody knows why."

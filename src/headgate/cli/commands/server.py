@@ -1,4 +1,4 @@
-"""`headgate server …`: who offers seats in a queue."""
+"""`headgate server …`: the servers that offer seats in a queue."""
 
 from __future__ import annotations
 

@@ -124,19 +124,19 @@ async def watch(
     async with _client(url, namespace) as headgate:
         while True:
             try:
-                async with aclosing(headgate.registry.watch(type_, group or None, position=position)) as happenings:
-                    async for happening in happenings:
-                        match happening:
+                async with aclosing(headgate.registry.watch(type_, group or None, position=position)) as events:
+                    async for event in events:
+                        match event:
                             case Listed():
-                                for instance in happening.instances:
-                                    _tell("present", instance.group, instance.instance_id, instance, json=json)
+                                for instance in event.instances:
+                                    _print_change("present", instance.group, instance.instance_id, instance, json=json)
                             case Put():
-                                instance = happening.instance
-                                _tell("put", instance.group, instance.instance_id, instance, json=json)
+                                instance = event.instance
+                                _print_change("put", instance.group, instance.instance_id, instance, json=json)
                             case Gone():
-                                _tell(happening.reason, happening.group, happening.instance_id, None, json=json)
+                                _print_change(event.reason, event.group, event.instance_id, None, json=json)
                             case _:
-                                position = happening.position
+                                position = event.position
             except HeadgateError as error:
                 if error.status < 500:
                     raise
@@ -267,14 +267,14 @@ async def register(
     ).checked()
     headgate = _client(url, namespace)
     headgate.heartbeat_interval_ms = int(ttl * 1000 / 3)
-    # Signals are ours before anybody can see the registration: one that ends us would leave it behind.
+    # Signals are handled before the registration: a signal that ended us would leave it behind.
     with _Signals() as signals:
         async with headgate, headgate.registry.registered(record):
             return await _run(command, record.instance_id, signals)
 
 
 class _Signals:
-    """Passes signals on to the program, once there is one."""
+    """Forwards signals to the program once it has started."""
 
     _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -292,7 +292,7 @@ class _Signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def pass_to(self, process: Process) -> None:
-        """From now on signals go to this process, and with them the one that came before."""
+        """Forward signals to this process from now on, and the one that came before it started."""
         self._process = process
         if self.early is not None:
             self._pass_on(self.early)
@@ -305,7 +305,7 @@ class _Signals:
 
 
 async def _run(command: tuple[str, ...], instance_id: str, signals: _Signals) -> int:
-    """Run the program, pass signals on, and give the exit code a shell would."""
+    """Run the program, forward signals, and return the exit code that a shell would."""
     if signals.early is not None:
         return 128 + signals.early
     try:
@@ -336,7 +336,7 @@ def _client(url: str | None, namespace: str) -> Headgate:
 
 async def _is_there(headgate: Headgate, type_: str, group: str, instance: str) -> bool:
     found = await headgate.registry.discover(type_, group)
-    # In an outage nobody knows; whatever comes next says so.
+    # During an outage it is unknown; the next call reports the outage.
     return found.stale or any(each.instance_id == instance for each in found)
 
 
@@ -358,7 +358,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _tell(kind: str, group: str, instance_id: str, instance: Instance | None, *, json: bool) -> None:
+def _print_change(kind: str, group: str, instance_id: str, instance: Instance | None, *, json: bool) -> None:
     if json:
         output.as_json({"kind": kind, "group": group, "instanceId": instance_id, "instance": instance})
     else:
@@ -379,7 +379,7 @@ def _row(instance: Instance) -> tuple[str, ...]:
 
 
 def _ago(at: str) -> str:
-    """Say how long ago a heartbeat came, by this machine's clock."""
+    """Return how long ago a heartbeat came, by this machine's clock."""
     try:
         seconds = max((datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds(), 0)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`headgate token …`: the tokens that callers show, through a gateway or straight in the store."""
+"""`headgate token …`: the tokens of callers, through a gateway or directly in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headgate version`: what is installed."""
+"""`headgate version`: the installed version."""
 
 from __future__ import annotations
 

@@ -100,8 +100,7 @@ async def open_parts(
     signing_keys, level = configuration[GatewaySettings].signing_keys, configuration[LogSettings].level
     async with AsyncExitStack() as stack:
         if process is Process.ARENA:
-            room = WaitingRoom(store, signing_keys=signing_keys)
-            stack.callback(room.queues.close)
+            room = await stack.enter_async_context(WaitingRoom(store, signing_keys=signing_keys))
             yield ProcessParts(jobs=[Job("live settings", live_settings(config, usual=level).run)], room=room)
             return
         registry = Registry(store, configuration[RegistrySettings])
@@ -120,10 +119,10 @@ async def open_parts(
         locks = await stack.enter_async_context(Locks(store, configuration[LockSettings]))
         alerts = Alerts(target_from(registry.settings))
         live = live_settings(config, usual=level, alerts=alerts, limits=limits)
-        room = WaitingRoom(store, configuration[WaitingRoomSettings], signing_keys, metered=True)
-        stack.callback(room.queues.close)
-        gate = Gate(store, room)
-        stack.callback(gate.rules.close)
+        room = await stack.enter_async_context(
+            WaitingRoom(store, configuration[WaitingRoomSettings], signing_keys, metered=True)
+        )
+        gate = await stack.enter_async_context(Gate(store, room))
         names = MetricNames(room.queues.index, registry.index, relay.upstreams.index)
         if process is Process.WORKER:
             yield ProcessParts(

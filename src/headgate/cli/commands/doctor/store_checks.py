@@ -166,14 +166,14 @@ def process_clocks(offsets: Sequence[tuple[str, float]], processes: int) -> Iter
             "Synchronise that machine with NTP; what is signed goes by the store's clock, but its log and cookies do not.",
         )
     if processes:
-        told = f"{len(offsets)} of {counted(processes, 'process', 'processes')} {'reports its' if processes == 1 else 'report their'} clock"
+        reporting = f"{len(offsets)} of {counted(processes, 'process', 'processes')} {'reports its' if processes == 1 else 'report their'} clock"
         right = len(offsets) - len(wrong)
         within = (
             f", {'all' if right == len(offsets) else right} within {MOST_OFFSET_SECONDS:.0f} s of the store's"
             if offsets
             else ""
         )
-        yield Finding(Severity.OK, "clocks of processes", f"{told}{within}")
+        yield Finding(Severity.OK, "clocks of processes", f"{reporting}{within}")
 
 
 def clocks(nodes: list[NodeFacts]) -> Iterator[Finding]:
