@@ -16,7 +16,7 @@ from headgate.kit import traces
 from headgate.kit.fork import forks
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import Closed, Forked, HeadgateError, InvalidRequest, StoreUnavailable, from_document
-from headgate.sdk.answers import read_answer
+from headgate.sdk.decoding import decode_response
 
 TIMEOUT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 45.0  # a gateway says something on every stream at least each 15 s
@@ -116,7 +116,7 @@ class Http:
         if answer is type(None):
             return msgspec.convert(None, answer)
         try:
-            return read_answer(response.content, answer)
+            return decode_response(response.content, answer)
         except msgspec.DecodeError as error:
             raise GatewayUnavailable(
                 f"{self._said} answered {response.status_code}, but not as a gateway: {error}."
@@ -221,6 +221,13 @@ def problem_of(status: int, content: bytes) -> HeadgateError:
         if status in {502, 503, 504}:
             return GatewayUnavailable(f"Something in front of the gateway answered {status}.")
     return from_document(document, status)
+
+
+def problem_in(event: Event) -> HeadgateError:
+    """Decode the event `problem`, with which a gateway ends a stream that it cannot continue."""
+    document = msgspec.json.decode(event.data, type=dict[str, object])
+    status = document.get("status")
+    return from_document(document, status if isinstance(status, int) else 500)
 
 
 def _present(query: Query | None) -> dict[str, str | list[str]]:

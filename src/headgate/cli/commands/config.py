@@ -36,7 +36,7 @@ from headgate.config.model import (
     parse,
 )
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, VersionConflict
-from headgate.sdk.config_modes import Present
+from headgate.sdk.backends.config import Present
 
 REFUSED: Final = 1
 RETRY_SECONDS: Final = 1.0

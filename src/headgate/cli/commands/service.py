@@ -21,7 +21,7 @@ from headgate.kit.children import signal_child
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record, UnknownInstance
 from headgate.sdk import Headgate
-from headgate.sdk.registry_modes import Gone, Listed, Put
+from headgate.sdk.backends.registry import Gone, Listed, Put
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RETRY_SECONDS: Final = 1.0

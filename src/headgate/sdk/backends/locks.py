@@ -1,4 +1,4 @@
-"""`hg.lock` through a gateway; beside the store, `headgate.locks.Locks` itself is used. Both are one `LockSource`."""
+"""The backend of `hg.locks` behind a gateway; on the store it is `headgate.locks.Locks`. Both are a `LockSource`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from headgate.kit.aside import ended
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
-from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
+from headgate.locks import FencedValue, LockEvent, LockHeld, LockSource, LockState, NotHolder, NotReplicated
 from headgate.locks.api import (
     LONGEST_WAIT,
     Acquired,
@@ -28,7 +28,6 @@ from headgate.locks.api import (
 from headgate.locks.guard import checked_value
 from headgate.locks.model import Grant, Want
 from headgate.sdk.http import Http
-from headgate.store import Store
 
 PATIENCE_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.5
@@ -37,15 +36,15 @@ SHORTEST_TTL: Final = 1.0
 
 
 class HttpLocksBackend(LockSource):
-    """Locks by way of a gateway."""
+    """Locks behind a gateway."""
 
     def __init__(self, http: Http, namespace: str = "default") -> None:
         super().__init__(namespace)
         self._http = http
-        self._lines: set[asyncio.Task[Acquired]] = set()
+        self._waiting: set[asyncio.Task[Acquired]] = set()
 
     async def grant(self, want: Want, holder: str) -> Grant:
-        """Take a lock; the gateway stands in line for us, for at most five minutes at a time."""
+        """Take a lock; the gateway waits in line for this client, for at most five minutes at a time."""
         if want.ttl < SHORTEST_TTL:
             raise InvalidRequest(f"ttl must be at least {SHORTEST_TTL:g} s through a gateway.", field="ttl")
         loop = asyncio.get_running_loop()
@@ -55,7 +54,7 @@ class HttpLocksBackend(LockSource):
                 left = LONGEST_WAIT if limit is None else min(LONGEST_WAIT, max(0.0, limit - loop.time()))
                 sent = loop.time()
                 try:
-                    acquired = await self._stand(want, holder, left) if left else await self._acquire(want, holder, 0)
+                    acquired = await self._wait(want, holder, left) if left else await self._acquire(want, holder, 0)
                 except LockHeld:
                     if limit is not None and loop.time() >= limit:
                         raise
@@ -63,7 +62,7 @@ class HttpLocksBackend(LockSource):
                 grant = Grant(want, holder, acquired.fence, sent)
                 if loop.time() - sent < want.ttl * FRESH_SHARE:
                     return grant
-                # We waited: when the lease began only the gateway knows. A renewal makes its begin known here.
+                # After a wait only the gateway knows when the lease began. A renewal starts it at a known time.
                 sent = loop.time()
                 await self.renew(grant, sent + PATIENCE_SECONDS)
                 return Grant(want, holder, acquired.fence, sent)
@@ -73,19 +72,19 @@ class HttpLocksBackend(LockSource):
             self.leave_soon(want, holder)
             raise
 
-    async def _stand(self, want: Want, holder: str, wait: float) -> Acquired:
-        """Ask and stand in line; whoever is sent home hangs up, and the gateway leaves the line for it."""
+    async def _wait(self, want: Want, holder: str, wait: float) -> Acquired:
+        """Request the lock and wait; cancelling the request makes the gateway leave the line."""
         asking = asyncio.get_running_loop().create_task(self._acquire(want, holder, wait))
-        self._lines.add(asking)
+        self._waiting.add(asking)
         try:
             return await ended(asking)
         finally:
-            self._lines.discard(asking)
+            self._waiting.discard(asking)
             asking.cancel()
 
     def dismiss(self) -> None:
-        """Send those home who stand in line; who does not has an answer soon."""
-        for asking in self._lines:
+        """Cancel the requests that wait in line; all others end soon by themselves."""
+        for asking in self._waiting:
             asking.cancel()
 
     async def _acquire(self, want: Want, holder: str, wait: float) -> Acquired:
@@ -107,7 +106,7 @@ class HttpLocksBackend(LockSource):
         )
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more."""
+        """Renew the lease for one more TTL."""
         left = max(0.05, deadline - asyncio.get_running_loop().time())
         await self._http.request(
             "POST",
@@ -119,11 +118,11 @@ class HttpLocksBackend(LockSource):
         )
 
     async def hand_back(self, grant: Grant) -> None:
-        """Give a lock back."""
+        """Release a lock."""
         await self._release(grant.want, grant.holder)
 
     async def give_up(self, want: Want, holder: str) -> None:
-        """Give back whatever a holder has; a place in line is left by hanging up."""
+        """Release the lock if this holder has it; a place in line ends with its request."""
         with suppress(NotHolder):
             await self._release(want, holder)
 
@@ -137,7 +136,7 @@ class HttpLocksBackend(LockSource):
         )
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands."""
+        """Give a lock's state."""
         return await self._http.request("GET", _path(name), query=self._query(namespace), answer=LockState)
 
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
@@ -146,7 +145,7 @@ class HttpLocksBackend(LockSource):
         return found.locks
 
     async def history(self, name: str, namespace: str | None = None) -> Sequence[LockEvent]:
-        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        """List how holders lost the lock against their will, the latest first."""
         path = f"{_path(name)}/history"
         return (await self._http.request("GET", path, query=self._query(namespace), answer=LockHistory)).events
 
@@ -159,7 +158,7 @@ class HttpLocksBackend(LockSource):
         return (await self._http.request("POST", path, query=self._query(namespace), body=body, answer=Broken)).fence
 
     async def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands, also when the stream breaks meanwhile."""
+        """Give a lock's state now and after each change of its holder; a stream that breaks is opened again."""
         last: tuple[bool, int] | None = None
         while True:
             try:
@@ -191,11 +190,6 @@ class HttpLocksBackend(LockSource):
 
     def _query(self, namespace: str | None) -> dict[str, str]:
         return {"namespace": namespace or self.namespace}
-
-
-def locks_of(backend: Http | Store, namespace: str) -> Locks | HttpLocksBackend:
-    """Give the locks of a client, by its mode."""
-    return HttpLocksBackend(backend, namespace) if isinstance(backend, Http) else Locks(backend, namespace=namespace)
 
 
 def _path(name: str) -> str:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _LISTS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
 
 
-def read_answer(content: bytes | str, kind: type[T]) -> T:
+def decode_response(content: bytes | str, kind: type[T]) -> T:
     """Read JSON as this type, without the fields that it does not have; raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(content, type=kind)
