@@ -17,8 +17,7 @@ from bench.pushes import JSON, OURS, TOKEN, Change, Figures, gateway, post, push
 from bench.report import publish
 from headgate.config.config import Config
 from headgate.config.model import Draft
-from headgate.sdk import Headgate
-from headgate.sdk.config import Changed
+from headgate.sdk import Changed, Headgate
 from headgate.store import StoreSettings, open_store
 from tests.topology import Standalone
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from headgate.kit.problems import StoreUnavailable
-from headgate.sdk import Headgate
-from headgate.sdk.config import ContentType
+from headgate.sdk import ContentType, Headgate
 from tests.topology import Standalone, Topology, eventually
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from headgate.arena.server import Arena
 from headgate.arena.settings import ArenaSettings
-from headgate.sdk.queue import Queue, queue_of
-from headgate.sdk.seats import Offer
+from headgate.sdk.backends.queue import StoreQueueBackend
+from headgate.sdk.offer import Offer
+from headgate.sdk.queue import Queue
 from headgate.store import Store
 from headgate.waiting_room.model import EntryArguments, State
 from headgate.waiting_room.policy import PolicyChange
@@ -39,7 +40,7 @@ class World:
 
     def __init__(self, store: Store) -> None:
         self.room = WaitingRoom(store, signing_keys=SigningKeys.generate())
-        self.queue: Queue = queue_of(store, "default")
+        self.queue: Queue = Queue(StoreQueueBackend(store, "default"), "default")
         self.thing = self.room.queues.thing("default", "main")
 
     async def promoted(self, nickname: str) -> Status:

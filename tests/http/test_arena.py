@@ -291,7 +291,7 @@ async def test_a_player_whose_ticket_is_spent_while_the_arena_drains_is_refused_
     async with open_world(store) as world, world.arena() as running, AsyncExitStack() as stack:
         if first:
             await stack.enter_async_context(visiting(running.url, (await world.promoted("Ryan")).ticket_id or ""))
-        line = running.offer._line
+        line = running.offer._backend
         redeem, spent, answer = line.redeem, asyncio.Event(), asyncio.Event()
 
         async def late(*given: Any) -> Redeemed:

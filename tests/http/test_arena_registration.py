@@ -12,10 +12,11 @@ from headgate.cli.processes.registration import process_record
 from headgate.registry.model import Instance
 from headgate.registry.registry import Registry
 from headgate.registry.sweep import Sweeper
-from headgate.sdk import seats
-from headgate.sdk.registration import SeatRegistration
-from headgate.sdk.registry import registry_of
-from headgate.sdk.seats import Offer
+from headgate.sdk import offer as offer_module
+from headgate.sdk.backends.registry import StoreRegistryBackend
+from headgate.sdk.offer import Offer
+from headgate.sdk.registry import Registry as RegistryClient
+from headgate.sdk.seat_registration import SeatRegistration
 from headgate.store import Store
 from headgate.waiting_room.model import LEASE_MS
 from tests.http.arena_world import World, open_world
@@ -30,7 +31,7 @@ class Both:
 
     def __init__(self, store: Store, world: World) -> None:
         self.store, self.world = store, world
-        self.client = registry_of(store, "default", url="")
+        self.client = RegistryClient(StoreRegistryBackend.on(store, "default", 30.0))
         self.registry = Registry(store)
 
     def offer(self) -> Offer:
@@ -92,7 +93,7 @@ async def test_a_server_is_registered_with_its_seats_and_leaves_with_them(store:
 async def test_one_timer_drives_both_and_both_are_gone_a_lease_after_it_stops(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(offer_module, "BEAT_SECONDS", 0.1)
     async with both(store) as world:
         before = asyncio.all_tasks()
         async with world.offer() as offer:

@@ -18,8 +18,7 @@ import pytest
 from headgate.config.live_settings import EdgeLimits
 from headgate.gateway.settings import LIMITS
 from headgate.kit.problems import StoreUnavailable, VersionConflict
-from headgate.sdk import Headgate
-from headgate.sdk.config import Changed, ConfigMarked, ContentType, Draft, Present, Update
+from headgate.sdk import Changed, ConfigMarked, ContentType, Draft, Headgate, Present, Update
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import FaultyProxy, Topology, eventually
 

@@ -15,7 +15,7 @@ from headgate.registry.probes import prober_for
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.sdk import Headgate
-from headgate.sdk.registration import SeatRegistration
+from headgate.sdk.seat_registration import SeatRegistration
 from headgate.store import Store
 from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown
@@ -78,7 +78,7 @@ async def test_a_client_that_closes_after_a_cancelled_entry_leaves_no_ghost(make
 
 
 async def test_a_registration_whose_answer_was_lost_is_taken_out(hg: Headgate, other: Headgate) -> None:
-    mode = hg.registry._mode
+    mode = hg.registry._backend
     register = mode.register
 
     async def lossy(*given: Any) -> Registered:
@@ -93,7 +93,7 @@ async def test_a_registration_whose_answer_was_lost_is_taken_out(hg: Headgate, o
 
 
 async def test_a_lost_registration_is_not_taken_out_in_the_place_of_a_later_one(hg: Headgate, other: Headgate) -> None:
-    mode = hg.registry._mode
+    mode = hg.registry._backend
     register, removed = mode.register, asyncio.Event()
     remove = mode.remove
 
@@ -114,7 +114,7 @@ async def test_a_lost_registration_is_not_taken_out_in_the_place_of_a_later_one(
 
 
 async def test_seats_whose_first_answer_was_lost_are_taken_back(hg: Headgate, other: Headgate) -> None:
-    line = hg.queue._line
+    line = hg.queue._backend
     heartbeat = line.heartbeat
 
     async def lossy(*words: Any, **more: Any) -> Beat:

@@ -212,7 +212,7 @@ async def test_a_report_never_ends_a_session_whose_answer_is_on_its_way(scene: S
         first, second = await promoted(scene), await promoted(scene, "Apeach")
         # As if the answer to the second redeem overtook that to the first.
         call = object()
-        offer._under_way[call] = offer._latest
+        offer._redeeming[call] = offer._latest
         assert isinstance(first.ticket_id, str)
         assert isinstance(second.ticket_id, str)
         await scene.hg.queue.redeem(first.ticket_id, session_id="late", instance_id=offer.instance_id)
@@ -221,7 +221,7 @@ async def test_a_report_never_ends_a_session_whose_answer_is_on_its_way(scene: S
         await offer.beat()
         [view] = (await scene.hg.queue.servers()).servers
         assert view.sessions == 2
-        del offer._under_way[call]
+        del offer._redeeming[call]
         offer._report_in = 0
         await offer.beat()
         [view] = (await scene.hg.queue.servers()).servers
@@ -274,13 +274,13 @@ async def test_who_left_while_a_report_was_on_its_way_is_gone_with_the_next_beat
         status = await promoted(scene)
         assert isinstance(status.ticket_id, str)
         await offer.redeem(status.ticket_id, "s1")
-        heartbeat = offer._line.heartbeat
+        heartbeat = offer._backend.heartbeat
 
         async def overtaken(*words: Any, **more: Any) -> Beat:
             await offer.end("s1")
             return await heartbeat(*words, **more)
 
-        monkeypatch.setattr(offer._line, "heartbeat", overtaken)
+        monkeypatch.setattr(offer._backend, "heartbeat", overtaken)
         offer._report_in = 0
         await offer.beat()
         monkeypatch.undo()
@@ -314,7 +314,7 @@ async def test_a_wait_that_is_told_to_ask_less_often_goes_on(
         refused = False
         for _ in range(100 if not anybody.direct else 1):
             try:
-                async with aclosing(anybody.queue._line.stream("main", second.user_id, None)) as stream:
+                async with aclosing(anybody.queue._backend.stream("main", second.user_id, None)) as stream:
                     await anext(stream)
             except RateLimited:
                 refused = True

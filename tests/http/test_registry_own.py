@@ -13,8 +13,8 @@ from headgate.kit.problems import StoreUnavailable
 from headgate.registry.model import Record, Registered
 from headgate.registry.problems import Evicted, Superseded
 from headgate.sdk import Headgate
-from headgate.sdk.beats import OwnInstance
-from headgate.sdk.registration import SeatRegistration
+from headgate.sdk.heartbeats import OwnInstance
+from headgate.sdk.seat_registration import SeatRegistration
 from headgate.waiting_room.policy import PolicyChange
 from tests.http.two_modes import Make
 from tests.topology import eventually
@@ -31,7 +31,7 @@ class Loss:
     """Loses the answer of the client's next registration: sent or not, nobody hears how it ended."""
 
     def __init__(self, hg: Headgate, meanwhile: Meanwhile = nothing, *, sent: bool = True) -> None:
-        mode = hg.registry._mode
+        mode = hg.registry._backend
         self.happened = asyncio.Event()
         self._register: Callable[..., Awaitable[Registered]] = mode.register
         self._meanwhile, self._sent, self._due = meanwhile, sent, True
@@ -59,7 +59,7 @@ async def present(hg: Headgate) -> OwnInstance:
     """Register an instance that beats."""
     await hg.registry.register(type="game", group="g", instance_id="a", hostname="old")
     hg.registry.start_auto_heartbeat("a")
-    own = hg.registry._beats.find("a")
+    own = hg.registry._heartbeats.find("a")
     assert own is not None
     return own
 
@@ -77,7 +77,7 @@ async def goes_on(hg: Headgate, other: Headgate, own: OwnInstance) -> None:
     await eventually(agreed)
     await hg.registry.heartbeat("a", metadata={"heard": True})
     assert not own.superseded
-    assert not hg.registry._beats._beating["a"].done()
+    assert not hg.registry._heartbeats._beating["a"].done()
 
 
 async def test_an_instance_whose_return_was_answered_to_nobody_is_not_superseded_by_itself(
@@ -120,7 +120,7 @@ async def test_whoever_registers_after_a_return_that_nobody_answered_has_the_id(
 
 async def test_beats_stopped_and_started_again_during_a_return_go_on(hg: Headgate, other: Headgate) -> None:
     own = await present(hg)
-    mode = hg.registry._mode
+    mode = hg.registry._backend
     register, written, answer = mode.register, asyncio.Event(), asyncio.Event()
 
     async def late(*given: Any) -> Registered:
@@ -145,7 +145,7 @@ async def test_beats_stopped_and_started_again_during_a_return_go_on(hg: Headgat
 
 async def test_a_beat_that_was_overtaken_by_its_own_return_is_sent_again(hg: Headgate, other: Headgate) -> None:
     own = await present(hg)
-    mode = hg.registry._mode
+    mode = hg.registry._backend
     heartbeat, overtaken = mode.heartbeat, False
 
     async def late(*given: Any) -> int:

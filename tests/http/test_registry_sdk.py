@@ -15,10 +15,20 @@ from headgate.kit.problems import StoreUnavailable
 from headgate.registry.model import OverrideChange
 from headgate.registry.registry import Registry as StoreRegistry
 from headgate.registry.sweep import Sweeper
-from headgate.sdk import Headgate, HeadgateSync, ServiceDiscoveryClient
+from headgate.sdk import (
+    Change,
+    Gone,
+    Headgate,
+    HeadgateSync,
+    Listed,
+    Marked,
+    Put,
+    Record,
+    ServiceDiscoveryClient,
+    UnknownInstance,
+)
 from headgate.sdk.balance import ConsistentHash, LeastLoaded, NobodyAvailable, Random, RoundRobin, Weighted
 from headgate.sdk.lifespan import registered
-from headgate.sdk.registry import Change, Gone, Listed, Marked, Put, Record, UnknownInstance
 from headgate.store import StoreSettings, open_store
 from tests.http.two_modes import Make
 from tests.processes import Gateway, GatewayProcess

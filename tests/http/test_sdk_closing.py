@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 import pytest
 
 from headgate.kit.problems import HeadgateError
-from headgate.sdk import Closed, Headgate, HeadgateSync
-from headgate.sdk.registry import Marked, Registry
-from headgate.sdk.registry_modes import Happening
+from headgate.sdk import Closed, Headgate, HeadgateSync, Marked, Registry
+from headgate.sdk.backends.registry import RegistryEvent
 from headgate.waiting_room.policy import PolicyChange
 from tests.http.two_modes import Make
 from tests.processes import GatewayProcess
@@ -188,7 +187,7 @@ async def test_the_registry_starts_nothing_after_its_stop(make: Make) -> None:
 
 async def test_whoever_waits_for_a_first_answer_is_told_of_the_stop(make: Make) -> None:
     async with make() as hg:
-        hg.registry._mode.watch = _silent  # type: ignore[method-assign]
+        hg.registry._backend.watch = _silent  # type: ignore[method-assign]
         asking = asyncio.ensure_future(hg.registry.cached("t", "g"))
         await eventually(lambda: hg.registry._following)
     with pytest.raises(Closed):
@@ -218,6 +217,6 @@ async def _present_in(registry: Registry) -> None:
     registry.start_auto_heartbeat(made.instance_id)
 
 
-async def _silent(type: str, group: str | None, position: str | None) -> AsyncGenerator[Happening, None]:
+async def _silent(type: str, group: str | None, position: str | None) -> AsyncGenerator[RegistryEvent, None]:
     await asyncio.Event().wait()
     yield Marked("never")

@@ -16,12 +16,10 @@ from headgate.config.model import MASK, Value
 from headgate.kit.problems import Forbidden, HeadgateError, InvalidRequest, StoreUnavailable, Unauthorized
 from headgate.registry.model import Check, CheckKind, OverrideChange, Record
 from headgate.registry.problems import UnknownInstance
-from headgate.sdk import Headgate, ServiceDiscoveryClient
-from headgate.sdk import beats as beats_module
-from headgate.sdk.config import ContentType
-from headgate.sdk.listeners import MOST, Listening
+from headgate.sdk import Change, ContentType, Gone, Headgate, ServiceDiscoveryClient
+from headgate.sdk import heartbeats as heartbeats_module
+from headgate.sdk.listeners import MOST, ListenerTask
 from headgate.sdk.live import Live
-from headgate.sdk.registry import Change, Gone
 from tests.http.two_modes import Make
 from tests.processes import Gateway, GatewayProcess
 from tests.topology import FaultyProxy, Stopwatch, Topology, eventually
@@ -132,11 +130,11 @@ async def test_more_heartbeats_than_one_call_takes(hg: Headgate) -> None:
     await asyncio.gather(
         *(hg.registry.register(hostname="h", type="game", group="g", instance_id=name) for name in names[:50])
     )
-    own = hg.registry._beats.find("i0")
+    own = hg.registry._heartbeats.find("i0")
     assert own is not None
     for name in names[50:]:
         record = msgspec.structs.replace(own.record, instance_id=name)
-        hg.registry._beats.add(beats_module.OwnInstance(record, own.registration))
+        hg.registry._heartbeats.add(heartbeats_module.OwnInstance(record, own.registration))
     answer = await hg.registry.batch_heartbeat([*names, "nobody"])
     assert (answer.renewed, len(answer.unknown)) == (50, 1051)
 
@@ -165,7 +163,7 @@ async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate
     made = await hg.registry.register(hostname="h", type="game", group="g")
     async with make() as other:
         await other.registry.remove(made.instance_id, "game", "g")
-        mode = hg.registry._mode
+        mode = hg.registry._backend
         register, started = mode.register, asyncio.Event()
 
         async def late(record: Record, nonce: str, registration: int | None) -> Any:
@@ -188,7 +186,7 @@ async def test_whoever_is_removed_while_it_comes_back_stays_removed(hg: Headgate
 
 async def test_figures_that_cannot_be_had_do_not_end_a_life(hg: Headgate, monkeypatch: pytest.MonkeyPatch) -> None:
     made = await hg.registry.register(hostname="h", type="game", group="g", ttl_seconds=3)
-    own = hg.registry._beats.find(made.instance_id)
+    own = hg.registry._heartbeats.find(made.instance_id)
     assert own is not None
 
     def broken() -> Any:
@@ -202,7 +200,7 @@ async def test_figures_that_cannot_be_had_do_not_end_a_life(hg: Headgate, monkey
 
 async def test_a_stream_that_brings_nonsense_is_opened_again(hg: Headgate) -> None:
     await hg.registry.register(hostname="h", type="game", group="g", instance_id="a")
-    mode = hg.registry._mode
+    mode = hg.registry._backend
     watch, broken = mode.watch, 0
 
     async def nonsense(type: str, group: str | None, position: str | None) -> AsyncIterator[Any]:
@@ -253,15 +251,15 @@ async def test_an_answer_of_somebody_else_is_an_outage(tmp_path: Path, namespace
 
 
 async def test_a_listener_that_hangs_costs_little_however_much_it_misses() -> None:
-    listening = Listening(lambda _: asyncio.sleep(60), lambda number: number)
+    listening = ListenerTask(lambda _: asyncio.sleep(60), lambda number: number)
     watch = Stopwatch()
     for number in range(MOST * 4):
-        listening.tell(number)
-    assert len(listening._waiting) <= MOST * 4
+        listening.put(number)
+    assert len(listening._pending) <= MOST * 4
     assert watch.seconds < 5, "once a doubling, not once a change"
     for number in range(MOST * 8):
-        listening.tell(number % 10)
-    assert len(listening._waiting) <= MOST * 8, "what has one subject is told once"
+        listening.put(number % 10)
+    assert len(listening._pending) <= MOST * 8, "what has one subject is told once"
     await listening.stop()
 
 
@@ -287,7 +285,7 @@ async def test_a_publish_while_a_live_value_is_made_is_not_missed(hg: Headgate, 
     await hg.config.live(namespace, "first", str)  # from now on the namespace is followed
     await hg.config.set(namespace, "limits", '{"players": 1}', content_type=ContentType.JSON)
     config, left = hg.config, [2, 3]
-    read, save = config._mode.get, config._save
+    read, save = config._backend.get, config._save
 
     async def publish() -> None:
         if left:
@@ -304,7 +302,7 @@ async def test_a_publish_while_a_live_value_is_made_is_not_missed(hg: Headgate, 
         await publish()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config._mode, "get", slow_read)
+        patch.setattr(config._backend, "get", slow_read)
         patch.setattr(config, "_save", slow_save)
         live = await config.live(namespace, "limits", Limits)
         await eventually(lambda: (live.players, live.version, left) == (3, 3, []), 5)
@@ -371,8 +369,8 @@ async def test_a_listener_that_fails_shows_no_secret_in_the_log(caplog: pytest.L
         failed.set()
         raise RuntimeError("a listener's own mistake")
 
-    listening = Listening(raising, lambda value: value)
-    listening.tell("hush")
+    listening = ListenerTask(raising, lambda value: value)
+    listening.put("hush")
     await failed.wait()
     await eventually(lambda: "own mistake" in caplog.text)
     await listening.stop()

@@ -14,8 +14,8 @@ from headgate.http.routes import Asgi, Message, Receive, Scope, Send
 from headgate.kit.problems import Closed, StoreUnavailable
 from headgate.registry.model import Record, Registered
 from headgate.sdk import Headgate, lifespan
+from headgate.sdk.backends.registry import HttpRegistryBackend
 from headgate.sdk.lifespan import registered
-from headgate.sdk.registry_modes import HttpRegistryBackend
 from tests.processes import Gateway
 from tests.topology import FaultyProxy, eventually, free_port
 

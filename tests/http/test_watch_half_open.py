@@ -13,8 +13,7 @@ from headgate.config.model import Draft
 from headgate.http.server import listening
 from headgate.registry.model import Change as Heard
 from headgate.registry.model import Record
-from headgate.sdk import Headgate, http
-from headgate.sdk.config import Changed
+from headgate.sdk import Changed, Headgate, http
 from tests.processes import Gateway
 from tests.topology import HOST, FaultyProxy, eventually
 

@@ -10,10 +10,10 @@ from random import Random
 from typing import cast
 
 import pytest
-from headgate.registry.views import NO_OVERRIDE, ServiceShape, StoredInstance, read_override
 
 import headgate
 from headgate.gateway.tokens import _token
+from headgate.registry.service_state import NO_OVERRIDE, CachedInstance, StoredInstance, decode_override
 from headgate.store import Script, Store
 from headgate.waiting_room.statuses import _FACTS, _HOLD, _USER
 
@@ -64,7 +64,7 @@ async def test_an_override_is_read_as_it_was_written(store: Store, tmp_path: Pat
     weight = random.choice(["-", str(random.random() * 100)])
     body = "--@include override_record\nreturn pack_override(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))"
     record = await write(store, tmp_path, "registry", body, enabled, weight, drain, random.randrange(2**41))
-    override = read_override(record.decode())
+    override = decode_override(record.decode())
     assert override.enabled == {"-": None, "0": False, "1": True}[enabled]
     assert override.weight == (None if weight == "-" else float(weight))
     assert override.drain == {"-": None, "0": False, "1": True}[drain]
@@ -80,9 +80,9 @@ write_state({ states = notes }, 'x', { registration = ARGV[1], ttl = tonumber(AR
 return redis.call('HGET', notes, 'x')"""
     record = await write(store, tmp_path, "registry", body, registration, ttl_ms, *flags, word(random))
     instance = StoredInstance("x", "t", "g", "h", "", "", 1, "tcp", 1.0, True, True, {})
-    shape = ServiceShape(instance, {}, record.decode(), NO_OVERRIDE, None)
+    shape = CachedInstance(instance, {}, record.decode(), NO_OVERRIDE, None)
     assert (shape.registration, shape.ttl_ms, shape.ephemeral) == (registration, ttl_ms, flags[0] == "1")
-    assert shape.sound == (flags[1:] == ["1", "1", "0"])
+    assert shape.healthy == (flags[1:] == ["1", "1", "0"])
 
 
 async def test_a_users_answer_is_read_as_it_was_written(store: Store, tmp_path: Path, random: Random) -> None:

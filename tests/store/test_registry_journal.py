@@ -17,8 +17,8 @@ from headgate.registry.service_state import ServiceState
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.sweep import Sweeper
 from headgate.registry.watch import Cursor, GroupNotice, follow_type, read_cursor, watch_type
-from headgate.sdk.registry_modes import Listed, Marked, Put
-from headgate.sdk.views import View
+from headgate.sdk.backends.registry import Listed, Marked, Put
+from headgate.sdk.service_view import ServiceView
 from headgate.store import Store, Thing
 from headgate.store.watch.feed import Bookmark, Compacted, FeedChange, Reset, Snapshot
 from tests.store.stopped_clock import StoppedClock
@@ -219,7 +219,7 @@ def test_what_is_not_a_cursor_is_refused(text: str) -> None:
 
 
 async def test_a_refused_position_makes_a_client_list_anew() -> None:
-    view = View("game@*", None, None)
+    view = ServiceView("game@*", None, None)
     view.take(Marked("eyJnIjoxfQ"))
     assert view.refused(InvalidRequest()), "the position may be why"
     assert (view.position, view.refusal) == (None, None)
@@ -230,7 +230,7 @@ async def test_groups_that_the_whole_state_does_not_name_are_suspects_and_then_g
     registry = Registry(store)
     await register(registry, "old", "a", ttl_seconds=1)
     (instance,) = (await registry.discover(NS, "game", "old")).instances
-    view = View("game@*", None, None)
+    view = ServiceView("game@*", None, None)
     view.take(Listed("old", [instance], 1, False))
     view.take(Marked("1", frozenset({"new"})))
     assert [each.suspect for each in view.instances()] == [True]
@@ -245,7 +245,7 @@ async def test_a_suspect_outlives_its_lease_until_a_bookmark_comes(store: Store)
     await register(registry, "g", "a", ttl_seconds=1)
     await register(registry, "g", "b", ttl_seconds=1)
     listing = await registry.discover(NS, "game", "g")
-    view = View("game@g", "g", None)
+    view = ServiceView("game@g", "g", None)
     view.take(Listed("g", listing.instances, 1, False, "1"))
     view.take(Listed("g", [], 2, True, "2"))
     await asyncio.sleep(1.1)  # their lease, in which nothing was heard
@@ -262,7 +262,7 @@ async def test_a_second_loss_gives_a_suspect_a_second_lease(store: Store) -> Non
     registry = Registry(store)
     await register(registry, "g", "a", ttl_seconds=1)
     listing = await registry.discover(NS, "game", "g")
-    view = View("game@g", "g", None)
+    view = ServiceView("game@g", "g", None)
     view.take(Listed("g", listing.instances, 1, False, "1"))
     view.take(Listed("g", [], 2, True, "2"))
     await asyncio.sleep(1.1)  # its lease

@@ -14,20 +14,19 @@ from headgate.kit.problems import Closed, DeadlineExceeded
 from headgate.relay import relay as relay_module
 from headgate.relay.model import SEND_MS, Kind, Limit
 from headgate.relay.permits import Permit, Permits
-from headgate.relay.relay import Relay as Feature
 from headgate.relay.upstreams import Upstreams
-from headgate.sdk.relay import StoreRelayBackend
+from headgate.sdk.backends.relay import StoreRelayBackend
+from headgate.sdk.relay import Relay
 from headgate.store import Store
 from tests.store.relay_world import Patient, window
 from tests.topology import eventually
 
 
 @pytest.fixture
-async def relay(store: Store) -> AsyncIterator[StoreRelayBackend]:
+async def relay(store: Store) -> AsyncIterator[Relay]:
     """A client's relay, which its test may close earlier."""
-    feature = Feature(store)
-    await feature.upstreams.note_new_store()
-    made = StoreRelayBackend(feature)
+    await Upstreams(store).note_new_store()
+    made = Relay(StoreRelayBackend(store))
     yield made
     await made.close()
 
@@ -49,7 +48,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("late")
-async def test_a_permit_that_came_too_late_is_given_back_and_asked_for_again(relay: StoreRelayBackend) -> None:
+async def test_a_permit_that_came_too_late_is_given_back_and_asked_for_again(relay: Relay) -> None:
     await relay.put_upstream("a", window(1, 1.0, limits=(Limit(kind=Kind.CONCURRENT, count=1),), timeout_seconds=300))
     async with relay.permit("a", "u1", wait=60):
         assert (await relay.status("a")).in_flight == 1
@@ -57,7 +56,7 @@ async def test_a_permit_that_came_too_late_is_given_back_and_asked_for_again(rel
 
 
 @pytest.mark.usefixtures("late")
-async def test_a_permit_that_came_after_the_deadline_is_given_back(relay: StoreRelayBackend) -> None:
+async def test_a_permit_that_came_after_the_deadline_is_given_back(relay: Relay) -> None:
     await relay.put_upstream("a", window(1, 1.0, limits=(Limit(kind=Kind.CONCURRENT, count=1),), timeout_seconds=300))
     with pytest.raises(DeadlineExceeded):
         async with relay.permit("a", "u1", wait=SEND_MS / 1000):
@@ -65,7 +64,7 @@ async def test_a_permit_that_came_after_the_deadline_is_given_back(relay: StoreR
     await eventually(lambda: _nothing_in_flight(relay))
 
 
-async def test_connections_of_an_old_policy_end_with_their_requests(relay: StoreRelayBackend) -> None:
+async def test_connections_of_an_old_policy_end_with_their_requests(relay: Relay) -> None:
     async with Patient().open() as upstream:
         policy = window(10, 1.0, base_url=upstream.url, timeout_seconds=300)
         await relay.put_upstream("a", policy)
@@ -80,9 +79,7 @@ async def test_connections_of_an_old_policy_end_with_their_requests(relay: Store
         await eventually(lambda: len(upstream.connections) == 1)
 
 
-async def test_a_client_that_closes_lets_its_requests_end_and_tells_of_them(
-    relay: StoreRelayBackend, store: Store
-) -> None:
+async def test_a_client_that_closes_lets_its_requests_end_and_tells_of_them(relay: Relay, store: Store) -> None:
     async with Patient().open() as upstream:
         await relay.put_upstream("a", window(10, 100.0, base_url=upstream.url, timeout_seconds=300))
         requests = [asyncio.create_task(relay.request("GET", "a", "/x", user="u1")) for _ in range(3)]
@@ -102,7 +99,7 @@ async def test_a_client_that_closes_lets_its_requests_end_and_tells_of_them(
 
 
 async def test_connections_of_requests_that_outlive_their_client_end_with_them(
-    relay: StoreRelayBackend, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_module, "REQUEST_SECONDS", 0.05)
     async with Patient().open() as upstream:
@@ -117,7 +114,7 @@ async def test_connections_of_requests_that_outlive_their_client_end_with_them(
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_block_that_outlives_its_client_is_told_unless_it_has_more_to_say(
-    relay: StoreRelayBackend, store: Store, monkeypatch: pytest.MonkeyPatch, fails: bool
+    relay: Relay, store: Store, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     await relay.put_upstream("a", window(1, 1.0, timeout_seconds=300))
 
@@ -136,5 +133,5 @@ async def test_a_block_that_outlives_its_client_is_told_unless_it_has_more_to_sa
     monkeypatch.undo()
 
 
-async def _nothing_in_flight(relay: StoreRelayBackend) -> bool:
+async def _nothing_in_flight(relay: Relay) -> bool:
     return (await relay.status("a")).in_flight == 0

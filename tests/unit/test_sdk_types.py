@@ -15,8 +15,7 @@ import pytest
 
 from headgate import sdk
 from headgate.locks import Locks
-from headgate.sdk.locks import HttpLocksBackend
-from headgate.sdk.relay import HttpRelayBackend, StoreRelayBackend
+from headgate.sdk.backends.locks import HttpLocksBackend
 
 PROGRAM = """
 from collections.abc import Sequence
@@ -166,8 +165,8 @@ def test_no_answer_is_unset() -> None:
 
 
 PARTS = (
-    sdk.Queue, sdk.QueuesBackend, sdk.Registry, sdk.Config, sdk.Relay, HttpRelayBackend, StoreRelayBackend, Locks, HttpLocksBackend,
-    sdk.Quorum, sdk.ServiceDiscoveryClient, sdk.SyncLock, sdk.SyncElection,
+    sdk.Queue, sdk.QueuesBackend, sdk.Registry, sdk.Config, sdk.Relay, Locks, HttpLocksBackend, sdk.Quorum,
+    sdk.ServiceDiscoveryClient, sdk.SyncLock, sdk.SyncElection,
 )  # fmt: skip
 
 BETWEEN_OURSELVES = {

@@ -1,4 +1,4 @@
-"""Everything that users import: the clients, what their calls give (for annotations), and the errors they raise."""
+"""All public names: the clients, the types of their results (for annotations), and the errors that they raise."""
 
 from typing import TYPE_CHECKING
 
@@ -70,23 +70,23 @@ if TYPE_CHECKING:
         UpstreamUnknown,
         UserMissing,
     )
-    from headgate.relay.wire import JobView, Response, UpstreamStatus, UpstreamView, UserFigures
+    from headgate.sdk.backends.config import ConfigMarked, Present
+    from headgate.sdk.backends.queues import QueuesBackend
+    from headgate.sdk.backends.registry import Gone, Listed, Marked, Put
+    from headgate.sdk.backends.relay import HeldPermit, RelayResponse
     from headgate.sdk.client import Headgate
     from headgate.sdk.config import Config
-    from headgate.sdk.config_modes import ConfigMarked, Present
     from headgate.sdk.discovery import ServiceDiscoveryClient
     from headgate.sdk.http import GatewayUnavailable
     from headgate.sdk.lifespan import registered
     from headgate.sdk.live import Changed, Live
+    from headgate.sdk.offer import Offer
     from headgate.sdk.queue import Queue
-    from headgate.sdk.queues import QueuesBackend
     from headgate.sdk.registry import Registry
-    from headgate.sdk.registry_modes import Gone, Listed, Marked, Put
-    from headgate.sdk.relay import HeldPermit, PermitTransport, Relay, RelayResponse
-    from headgate.sdk.seats import Offer
+    from headgate.sdk.relay import PermitTransport, Relay
+    from headgate.sdk.service_view import InstanceList
     from headgate.sdk.sync import HeadgateSync
     from headgate.sdk.sync_locks import SyncElection, SyncHeld, SyncLock
-    from headgate.sdk.views import InstanceList
     from headgate.store.errors import ScriptFailed
     from headgate.waiting_room.model import Eta, Reason, State
     from headgate.waiting_room.policy import Auto, Bypass, FailMode, Placement, Policy, PolicyChange, Seats, Theme
@@ -282,20 +282,21 @@ _HOMES = {
     "relay.wire": "JobView Response UpstreamStatus UpstreamView UserFigures",
     "sdk.client": "Headgate",
     "sdk.config": "Config",
-    "sdk.config_modes": "ConfigMarked Present",
+    "sdk.backends.config": "ConfigMarked Present",
     "sdk.discovery": "ServiceDiscoveryClient",
     "sdk.http": "GatewayUnavailable",
     "sdk.lifespan": "registered",
     "sdk.live": "Changed Live",
     "sdk.queue": "Queue",
-    "sdk.queues": "QueuesBackend",
+    "sdk.backends.queues": "QueuesBackend",
     "sdk.registry": "Registry",
-    "sdk.registry_modes": "Gone Listed Marked Put",
-    "sdk.relay": "HeldPermit PermitTransport Relay RelayResponse",
-    "sdk.seats": "Offer",
+    "sdk.backends.registry": "Gone Listed Marked Put",
+    "sdk.backends.relay": "HeldPermit RelayResponse",
+    "sdk.relay": "PermitTransport Relay",
+    "sdk.offer": "Offer",
     "sdk.sync": "HeadgateSync",
     "sdk.sync_locks": "SyncElection SyncHeld SyncLock",
-    "sdk.views": "InstanceList",
+    "sdk.service_view": "InstanceList",
     "store.errors": "ScriptFailed",
     "waiting_room.model": "Eta Reason State",
     "waiting_room.policy": "Auto Bypass FailMode Placement Policy PolicyChange Seats Theme",

@@ -22,7 +22,7 @@ class NobodyAvailable(HeadgateError):
 
 
 class Random:
-    """Any, with equal chance."""
+    """Chooses any instance, with equal chance."""
 
     def choose(self, instances: Sequence[Instance], key: str = "") -> Instance:
         """Give one at random."""
@@ -30,7 +30,7 @@ class Random:
 
 
 class RoundRobin:
-    """One after the other, in the order of their ids, whoever comes and goes."""
+    """Chooses one instance after the other, in the order of their ids."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -44,7 +44,7 @@ class RoundRobin:
 
 
 class Weighted:
-    """At random, in proportion to the weights; a weight of 0 is chosen only when there is nothing else."""
+    """Chooses at random, in proportion to the weights; a weight of 0 only when all are 0."""
 
     def choose(self, instances: Sequence[Instance], key: str = "") -> Instance:
         """Give one by weight."""
@@ -56,7 +56,7 @@ class Weighted:
 
 
 class LeastLoaded:
-    """The less loaded of two taken at random: nearly as good as the best of all, and no herd runs to it."""
+    """Chooses the less loaded of two taken at random: nearly as good as the best of all, without overloading one."""
 
     def __init__(self, metric: str = "load") -> None:
         self._metric = metric
@@ -74,7 +74,7 @@ class LeastLoaded:
 
 
 class ConsistentHash:
-    """The same key, the same instance; when one comes or goes, only its own share of the keys moves."""
+    """Chooses the same instance for the same key; when an instance comes or goes, only its share of the keys moves."""
 
     def __init__(self) -> None:
         self._members: tuple[str, ...] = ()

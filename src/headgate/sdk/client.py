@@ -1,12 +1,13 @@
-"""The one client people import; the URL's scheme says how it talks: to a gateway, or straight to the store."""
+"""`Headgate`, the client; the scheme of its URL says whether it talks to a gateway or to the store itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from headgate.kit.fork import forks
 from headgate.kit.ids import sent_secret
@@ -15,18 +16,20 @@ from headgate.sdk.http import Http, gateway_url
 from headgate.store import Store, StoreSettings, open_store
 from headgate.store.client.address import check_address
 
-# A part is imported when it is first used: who takes a lock need not wait for the relay.
+# A part is imported when it is first used: a program that takes a lock need not wait for the import of the relay.
 if TYPE_CHECKING:
     from headgate.locks import Election, FencedValue, Lock, Locks
+    from headgate.sdk.backends.locks import HttpLocksBackend
+    from headgate.sdk.backends.queues import QueuesBackend
     from headgate.sdk.config import Config
-    from headgate.sdk.locks import HttpLocksBackend
     from headgate.sdk.queue import Queue
-    from headgate.sdk.queues import QueuesBackend
     from headgate.sdk.registry import Registry
-    from headgate.sdk.relay import HttpRelayBackend, StoreRelayBackend
-
+    from headgate.sdk.relay import Relay
+    from headgate.sdk.snapshot import Snapshots
 
 FIRST_SECONDS: Final = 1.0
+S = TypeVar("S")
+H = TypeVar("H")
 
 
 class Headgate:
@@ -35,13 +38,13 @@ class Headgate:
     url: a gateway's (`http://host:8080`, `https://…`), or a store's (`valkey://host:6379/0`, `valkeys://` for TLS,
         `valkey+sentinel://h1,h2/NAME`, `valkey+cluster://h1,h2`; `redis` instead of `valkey` is the same).
     token: the API token, for a gateway.
-    prefix: what all keys in the store begin with, as the processes are set (`HEADGATE_STORE_PREFIX`); for a store.
+    prefix: the beginning of all keys in the store, as the processes are set (`HEADGATE_STORE_PREFIX`); for a store.
     namespace: where names are looked up; different namespaces see nothing of each other.
-    snapshot_dir: where to keep what was last read from registry and config, for an outage; else the user's cache.
+    snapshot_dir: the directory for the last known state of registry and config, for an outage; else the user's cache.
     snapshot_secrets: keep secret values of config there too.
-    ttl_seconds: the lease of what this client registers.
-    heartbeat_interval_ms: how often it says that those are alive.
-    needs_store: for a store: raise StoreUnavailable if it is away at the start, instead of answering from snapshots.
+    ttl_seconds: the lease of instances that this client registers.
+    heartbeat_interval_ms: how often heartbeats renew those leases.
+    needs_store: for a store: raise StoreUnavailable if it does not answer at the start, instead of using snapshots.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Headgate:
 
     @property
     def backend(self) -> Http | Store:
-        """Give what the parts talk to; only inside `async with`."""
+        """Give the connection that all parts use, to a gateway or to the store; only inside `async with`."""
         if self._backend is None:
             if self._closed:
                 raise Closed
@@ -88,30 +91,55 @@ class Headgate:
             raise Forked
         return self._backend
 
+    def _choose(self, for_store: Callable[[Store], S], for_http: Callable[[Http], H]) -> S | H:
+        """Make one of a part's two backends, by the connection of this client."""
+        connection = self.backend
+        return for_http(connection) if isinstance(connection, Http) else for_store(connection)
+
+    def _snapshots(self, part: str, kind: type[S]) -> Snapshots[S]:
+        """Give a part's snapshots; each gateway and each store has a directory of its own."""
+        from headgate.sdk.snapshot import Snapshots, directory_for
+
+        place = self._choose(
+            lambda store: f"{','.join(map(str, store.address.nodes))} {store.prefix}", lambda _: self.url
+        )
+        return Snapshots(directory_for(self._snapshot_dir, place, part), kind)
+
     @cached_property
     def queue(self) -> Queue:
-        """The waiting room: stand in line, offer seats, redeem tickets."""
-        from headgate.sdk.queue import queue_of
+        """The waiting room: join a queue, offer seats, redeem tickets."""
+        from headgate.sdk.backends.queue import HttpQueueBackend, StoreQueueBackend
+        from headgate.sdk.queue import Queue
 
-        return queue_of(self.backend, self.namespace)
+        backend = self._choose(
+            lambda store: StoreQueueBackend(store, self.namespace), lambda http: HttpQueueBackend(http, self.namespace)
+        )
+        return Queue(backend, self.namespace)
 
     @cached_property
     def queues(self) -> QueuesBackend:
-        """The queues as their operators see them."""
-        from headgate.sdk.queues import queues_of
+        """The queues for their operators."""
+        from headgate.sdk.backends.queues import HttpQueuesBackend, StoreQueuesBackend
 
-        return queues_of(self.backend, self.namespace)
+        return self._choose(
+            lambda store: StoreQueuesBackend(store, self.namespace),
+            lambda http: HttpQueuesBackend(http, self.namespace),
+        )
 
     @cached_property
     def registry(self) -> Registry:
-        """The registry: register, beat, discover, watch and leave."""
-        from headgate.sdk.registry import registry_of
+        """The registry: register, send heartbeats, discover, watch and deregister."""
+        from headgate.sdk.backends.registry import HttpRegistryBackend, StoreRegistryBackend
+        from headgate.sdk.registry import Registry
+        from headgate.sdk.service_view import SavedView
 
-        part = registry_of(
-            self.backend,
-            self.namespace,
-            url=self.url,
-            snapshot_dir=self._snapshot_dir,
+        backend = self._choose(
+            lambda store: StoreRegistryBackend.on(store, self.namespace, self._ttl_seconds),
+            lambda http: HttpRegistryBackend(http, self.namespace),
+        )
+        part = Registry(
+            backend,
+            snapshots=self._snapshots(self.namespace, SavedView),
             ttl_seconds=self._ttl_seconds,
             heartbeat_interval_ms=self.heartbeat_interval_ms,
         )
@@ -119,22 +147,37 @@ class Headgate:
         return part
 
     @cached_property
-    def locks(self) -> Locks | HttpLocksBackend:
-        """The locks, with what operators need: list, show, break."""
-        from headgate.sdk.locks import locks_of
+    def config(self) -> Config:
+        """Config: read, publish, roll back, watch, and live values."""
+        from headgate.config.model import Value
+        from headgate.sdk.backends.config import HttpConfigBackend, StoreConfigBackend
+        from headgate.sdk.config import Config
 
-        part = locks_of(self.backend, self.namespace)
+        backend = self._choose(StoreConfigBackend, HttpConfigBackend)
+        part = Config(backend, self._snapshots("config", Value), snapshot_secrets=self._snapshot_secrets)
+        self._stack.push_async_callback(part.stop)
+        return part
+
+    @cached_property
+    def locks(self) -> Locks | HttpLocksBackend:
+        """The locks, with the calls that operators need: list, show, break."""
+        from headgate.locks import Locks
+        from headgate.sdk.backends.locks import HttpLocksBackend
+
+        part = self._choose(
+            lambda store: Locks(store, namespace=self.namespace), lambda http: HttpLocksBackend(http, self.namespace)
+        )
         self._stack.push_async_callback(part.close)
         return part
 
     @cached_property
-    def relay(self) -> StoreRelayBackend | HttpRelayBackend:
+    def relay(self) -> Relay:
         """The relay: permits around your own calls, requests and jobs within an upstream's limits."""
-        from headgate.sdk.relay import StoreRelayBackend, relay_of
+        from headgate.sdk.backends.relay import HttpRelayBackend, StoreRelayBackend
+        from headgate.sdk.relay import Relay
 
-        part = relay_of(self.backend)
-        if isinstance(part, StoreRelayBackend):
-            self._stack.push_async_callback(part.close)
+        part = Relay(self._choose(StoreRelayBackend, HttpRelayBackend))
+        self._stack.push_async_callback(part.close)
         return part
 
     def lock(
@@ -158,17 +201,6 @@ class Headgate:
         """Read a value with the fence it was written under."""
         return await self.locks.fenced_get(key)
 
-    @cached_property
-    def config(self) -> Config:
-        """Config: read, publish, roll back, watch, and live values."""
-        from headgate.sdk.config import config_of
-
-        part = config_of(
-            self.backend, url=self.url, snapshot_dir=self._snapshot_dir, snapshot_secrets=self._snapshot_secrets
-        )
-        self._stack.push_async_callback(part.stop)
-        return part
-
     @property
     def _inherited(self) -> bool:
         """Tell whether this was opened by the process that this one was forked from."""
@@ -181,7 +213,7 @@ class Headgate:
         async with AsyncExitStack() as stack:
             if self.direct:
                 settings = StoreSettings(url=self.url, prefix=self._prefix, volatile=True)
-                # As with a gateway, a client starts without its store and answers from snapshots, unless that is no use.
+                # As with a gateway, a client starts during an outage and answers from snapshots, unless it needs the store.
                 opening = (
                     open_store(settings)
                     if self._needs_store
@@ -205,7 +237,7 @@ class Headgate:
             self._forget_parts()
 
     def _forget_parts(self) -> None:
-        """Have the parts made anew: those that are known belong to an opening that is over."""
+        """Drop the parts, which belong to a connection that is closed; each is made again on its next use."""
         for part in ("queue", "queues", "registry", "locks", "relay", "config"):
             self.__dict__.pop(part, None)
 
@@ -214,7 +246,7 @@ class Headgate:
 
 
 def _checked(url: str) -> str:
-    """Refuse what is neither a gateway's URL nor a store's, before anything is opened."""
+    """Raise InvalidRequest for a URL that is neither a gateway's nor a store's."""
     url = str(url).strip()
     scheme, _, rest = url.partition("://")
     if rest and scheme in {"http", "https"}:
@@ -230,5 +262,5 @@ def _checked(url: str) -> str:
 
 
 def refuse_copy(client: object) -> NoReturn:
-    """Say why a client cannot be pickled, for whoever hands one to another process."""
+    """Raise the error of a client that is pickled or copied."""
     raise TypeError(f"a {type(client).__name__} cannot be copied or sent to another process; open one there")

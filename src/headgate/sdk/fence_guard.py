@@ -1,4 +1,4 @@
-"""A guard in front of a service that one lock guards: it looks at the fence that a request carries.
+"""`FenceGuard`: ASGI middleware for a service that a lock protects; it checks the fence that a request carries.
 
 A request whose fence is older than one seen before is refused. A new holder's first request raises the mark and then waits
 until requests of an older holder that are already inside have ended; so no late write can follow a newer one.
@@ -30,7 +30,7 @@ class FenceMissing(HeadgateError):
 
 
 class FenceMarks(Protocol):
-    """Where the highest fence seen is kept: `hg.locks.fences`, for a service of several processes."""
+    """Keeps the highest fence seen: `hg.locks.fences`, for a service of several processes."""
 
     async def admit(self, namespace: str, resource: str, fence: int) -> None:
         """Raise the mark of a resource; raises FenceOutdated if it is higher already."""

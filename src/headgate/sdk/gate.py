@@ -84,7 +84,7 @@ class Gate:
             await self._app(scope, receive, _with_cookie(send, answer.headers.get("set-cookie")))
 
     async def _ask_for_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask before a handshake: whoever must wait is refused with 403, since there is no page to show."""
+        """Ask before a handshake: a visitor who must wait is refused with 403, since there is no page to show."""
         answer = await self._verdict(scope)
         if self._fail_open if answer is None else answer.status_code == 200:
             await self._app(scope, receive, send)
@@ -93,7 +93,7 @@ class Gate:
         await send({"type": "websocket.close", "code": 1013, "reason": "It is not your turn yet."})
 
     async def _verdict(self, scope: Scope) -> httpx2.Response | None:
-        """Ask the gateway about a request; None if it is away."""
+        """Ask the gateway about a request; None if it does not answer."""
         headers = self._described(scope) | self._token
         headers[b"x-forwarded-uri"] = _target(scope).encode()
         try:
@@ -106,7 +106,7 @@ class Gate:
         return None if answer.status_code >= 500 and self._fail_open else answer
 
     async def _serve_ours(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the waiting page and what it asks on to the gateway, streams as they come."""
+        """Proxy the waiting page and its requests to the gateway; streams are passed on as they come."""
         body = b""
         while scope["method"] not in {"GET", "HEAD", "DELETE"}:
             message = await receive()
@@ -196,7 +196,7 @@ async def _relay(answer: httpx2.Response, body: bytes, send: Send) -> None:
 
 
 async def _refuse(scope: Scope, send: Send) -> None:
-    """Say that the gateway is away: to a browser with a page that tries again, to a program with a problem."""
+    """Respond 503: to a browser with a page that tries again, to a program with a problem document."""
     problem = GatewayUnavailable(retry_after=RETRY_SECONDS)
     kind, body = "application/problem+json", msgspec.json.encode(problem.document())
     if any(name == b"accept" and b"text/html" in value for name, value in scope["headers"]):

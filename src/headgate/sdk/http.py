@@ -1,4 +1,4 @@
-"""The SDK's way to a gateway: the same calls and the same exceptions as beside the store, over HTTP."""
+"""The connection to a gateway; problems are raised as the same exceptions that the store raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.kit import traces
 from headgate.kit.fork import forks
 from headgate.kit.ids import sent_secret
 from headgate.kit.problems import Closed, Forked, HeadgateError, InvalidRequest, StoreUnavailable, from_document
-from headgate.sdk.answers import read_answer
+from headgate.sdk.decoding import decode_response
 
 TIMEOUT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 45.0  # a gateway says something on every stream at least each 15 s
@@ -41,7 +41,7 @@ class Http:
         self.url = gateway_url(url).rstrip("/")
         token = sent_secret(token or "", "The token")
         at = httpx2.URL(self.url)
-        # What messages say: a URL may have a password in it.
+        # For messages: the URL without a password.
         self._said = self.url if not at.userinfo else str(at.copy_with(username=None, password=None))
         self._closed = False
         self._forks = forks.count
@@ -70,7 +70,7 @@ class Http:
 
     @asynccontextmanager
     async def _while_open(self) -> AsyncIterator[None]:
-        """Go on only until this is closed, which by itself would not end a call that is still connecting."""
+        """Cancel the block when this is closed; closing the pool alone would not end a call that is still connecting."""
         async with asyncio.timeout(None) as call:
             self._calls.add(call)
             try:
@@ -80,7 +80,7 @@ class Http:
 
     @contextmanager
     def _reached(self, trouble: str) -> Iterator[None]:
-        """Say in our words what went wrong on the way."""
+        """Turn errors of the HTTP client into Closed, Forked, NotText and GatewayUnavailable."""
         if self._forks != forks.count:
             raise Forked
         if self._closed:
@@ -116,7 +116,7 @@ class Http:
         if answer is type(None):
             return msgspec.convert(None, answer)
         try:
-            return read_answer(response.content, answer)
+            return decode_response(response.content, answer)
         except msgspec.DecodeError as error:
             raise GatewayUnavailable(
                 f"{self._said} answered {response.status_code}, but not as a gateway: {error}."
@@ -152,7 +152,7 @@ class Http:
         return response
 
     def _span(self, method: str) -> AbstractContextManager[traces.Span]:
-        """Record a call, below the span of whoever makes it; the path is left out, since it may hold a ticket."""
+        """Record a call as a child of the current span; the path is left out, since it may hold a ticket."""
         if not traces.on():
             return traces.span(method)
         url = httpx2.URL(self.url)
@@ -167,7 +167,7 @@ class Http:
         headers: Mapping[str, str | bytes] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx2.Response:
-        """Send bytes as they are and give whatever comes back, whatever its status; for requests that are relayed."""
+        """Send bytes as they are and give the response, whatever its status; for requests that are relayed."""
         timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=timeout_seconds)
         written = [
             (name.encode("ascii"), value.encode("ascii") if isinstance(value, str) else value)
@@ -198,7 +198,7 @@ class Http:
 
 
 def gateway_url(url: str) -> str:
-    """Refuse a URL that no gateway can have; it is not repeated, for it may hold a password."""
+    """Check a gateway's URL; the error does not repeat it, because it may hold a password."""
     url = url.strip()
     try:
         parsed = httpx2.URL(url)
@@ -213,7 +213,7 @@ def gateway_url(url: str) -> str:
 
 
 def problem_of(status: int, content: bytes) -> HeadgateError:
-    """Read a refusal's body into its exception, whatever stood between us and the gateway."""
+    """Decode an error response into its exception; it may come from a proxy in front of the gateway."""
     try:
         document = msgspec.json.decode(content, type=dict[str, object])
     except msgspec.DecodeError:
@@ -223,8 +223,15 @@ def problem_of(status: int, content: bytes) -> HeadgateError:
     return from_document(document, status)
 
 
+def problem_in(event: Event) -> HeadgateError:
+    """Decode the event `problem`, with which a gateway ends a stream that it cannot continue."""
+    document = msgspec.json.decode(event.data, type=dict[str, object])
+    status = document.get("status")
+    return from_document(document, status if isinstance(status, int) else 500)
+
+
 def _present(query: Query | None) -> dict[str, str | list[str]]:
-    """Leave out what is None and write the rest as a query wants it."""
+    """Write the parameters of a query, without those that are None."""
     found: dict[str, str | list[str]] = {}
     for name, value in (query or {}).items():
         if isinstance(value, bool):

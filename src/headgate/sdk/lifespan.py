@@ -27,7 +27,7 @@ def registered(
 ) -> Asgi:
     """Wrap an application: register when it has started, leave the healthy lists and then the registry when it stops.
 
-    An outage does not keep it from starting: it is registered as soon as somebody answers. A refusal does.
+    An outage does not keep it from starting: it is registered as soon as Headgate answers. A refusal does.
     """
     return _Registered(app, url, record, token, drain_seconds)
 
@@ -66,7 +66,7 @@ class _Registered:
 
 
 class _Inner:
-    """The application's own part of the lifespan; one that knows of none raises or returns, and is served all the same."""
+    """Runs the application's own lifespan; an application without one raises or returns, and is served all the same."""
 
     def __init__(self, app: Asgi, scope: Scope) -> None:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -75,7 +75,7 @@ class _Inner:
         self._task = self._tasks.start(self._run(app, scope))
 
     async def tell(self, message: Message) -> Message | None:
-        """Hand a message on and give the answer; None if the application has no ear for it."""
+        """Pass a message on and give the reply; None if the application has no lifespan."""
         await self._inbox.put(message)
         answer = self._tasks.start(self._outbox.get())
         await asyncio.wait((answer, self._task), return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +96,7 @@ class _Inner:
 
 
 class _Presence:
-    """Being registered, from the first moment that somebody answers until the end."""
+    """Keeps the application registered, from the first successful call until the end."""
 
     def __init__(self, client: Headgate, record: Record, drain_seconds: float) -> None:
         self._client = client
@@ -110,11 +110,11 @@ class _Presence:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> HeadgateError | None:
-        """Try once and go on trying; give what the registry refused it with."""
-        self._task = self._tasks.start(self._run())
+        """Register in the background; after the first try, give the refusal or None."""
+        self._task = asyncio.ensure_future(self._run())
         await asyncio.wait((self._tried, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._tried.done():
-            self._task.result()  # raises what nobody foresaw
+            self._task.result()  # raises an unexpected error
         return await self._tried
 
     async def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Listeners: each is called in its own time, so that a slow or failing one harms nobody else."""
+"""Calls each listener from a task of its own, so that a slow or failing one does not delay the others."""
 
 from __future__ import annotations
 
@@ -21,51 +21,52 @@ C = TypeVar("C")
 Listener = Callable[[C], Awaitable[None] | None]
 
 
-class Listening(Generic[C]):
-    """One listener and what it has yet to hear; far behind, it hears only the latest of each subject."""
+class ListenerTask(Generic[C]):
+    """One listener, its pending changes and the task that calls it; one far behind gets only each subject's latest."""
 
     def __init__(self, listener: Listener[C], subject: Callable[[C], Hashable]) -> None:
         self.listener = listener
         self._subject = subject
-        self._waiting: deque[C] = deque()
+        self._pending: deque[C] = deque()
         self._most = MOST
         self._ready = asyncio.Event()
         self._stopped = False
         self._tasks = Tasks()
         self._task = self._tasks.start(self._run())
 
-    def tell(self, change: C) -> None:
-        """Put a change in line for this listener."""
-        self._waiting.append(change)
-        if len(self._waiting) > self._most:
-            self._waiting = deque({self._subject(each): each for each in self._waiting}.values())
-            self._most = max(MOST, 2 * len(self._waiting))
+    def put(self, change: C) -> None:
+        """Queue a change for this listener."""
+        self._pending.append(change)
+        if len(self._pending) > self._most:
+            self._pending = deque({self._subject(each): each for each in self._pending}.values())
+            self._most = max(MOST, 2 * len(self._pending))
         self._ready.set()
 
     async def stop(self) -> None:
-        """Call it no more."""
-        self._stopped = True
-        if self._task is not asyncio.current_task():  # a listener that unsubscribes itself finishes what it is doing
-            await self._tasks.close()
+        """Stop calling the listener."""
+        if self._task is asyncio.current_task():
+            return  # a listener that unsubscribes itself runs to its end
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         plain = not inspect.iscoroutinefunction(self.listener)
         while not self._stopped:
             await self._ready.wait()
             self._ready.clear()
-            while self._waiting and not self._stopped:
-                change = self._waiting.popleft()
+            while self._pending:
+                change = self._pending.popleft()
                 try:
                     answer = await _in_thread(self.listener, change) if plain else self.listener(change)
                     if inspect.isawaitable(answer):
                         await answer
-                except Exception:  # noqa: BLE001  # whoever listens is not our code, and the others must go on
-                    # Not as an exception: a log that shows what variables held would show a secret.
+                except Exception:  # noqa: BLE001  # user code; the next changes must still be delivered
+                    # Not log.exception: a formatter that shows local variables would show a secret.
                     log.error("a listener failed", traceback=traceback.format_exc())
 
 
 async def _in_thread(listener: Listener[C], change: C) -> object:
-    """Call a plain function in a thread of its own: one that hangs must hold up neither heartbeats nor its neighbours."""
+    """Call a plain function in a new thread: one that hangs must delay neither heartbeats nor other listeners."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[object] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Live values: always the newest, typed, kept on disk for outages, and never emptied by one."""
+"""Live values: typed values of config that follow their key, and keep the last known value in an outage."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from headgate.config.model import MASK, Value
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import Forbidden, HeadgateError
-from headgate.sdk.listeners import Listener, Listening
+from headgate.sdk.listeners import Listener, ListenerTask
 
 log = get_logger()
 T = TypeVar("T")
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What a listener is told: the key, its new version, and the value (as before, if the key was removed)."""
+    """A change of a live value: the key, its new version, and the value (the one before, if the key was removed)."""
 
     key: str
     version: int
@@ -29,7 +29,7 @@ class Changed(msgspec.Struct, frozen=True):
 class Live(Generic[T]):
     """One value that follows its key; its fields can be read straight from it.
 
-    `stale` says that the newest version may be another: nobody could be asked, or the store lost its history.
+    `stale` says that there may be a newer version: config cannot be reached, or the store lost its history.
     """
 
     def __init__(self, namespace: str, key: str, kind: type[T]) -> None:
@@ -41,7 +41,7 @@ class Live(Generic[T]):
         self.error: str | None = None
         self.kind = kind
         self._value: T | None = None
-        self._listening: list[Listening[Changed]] = []
+        self._listeners: list[ListenerTask[Changed]] = []
         self._at_us = 0
         self.on_close: Callable[[], None] | None = None
 
@@ -64,37 +64,37 @@ class Live(Generic[T]):
 
     def listen(self, listener: Listener[Changed]) -> None:
         """Call a listener with the present value at once, and then with every change."""
-        made = Listening(listener, lambda changed: changed.key)
-        self._listening.append(made)
+        made = ListenerTask(listener, lambda changed: changed.key)
+        self._listeners.append(made)
         if self.known:
-            made.tell(Changed(self.key, self.version, self._value, self.removed))
+            made.put(Changed(self.key, self.version, self._value, self.removed))
 
     async def unlisten(self, listener: Listener[Changed]) -> None:
         """Stop calling one listener."""
-        for made in [each for each in self._listening if each.listener == listener][:1]:
-            self._listening.remove(made)
+        for made in [each for each in self._listeners if each.listener == listener][:1]:
+            self._listeners.remove(made)
             await made.stop()
 
     def is_past(self, value: Value, revision: int) -> bool:
-        """Tell whether a publish is older than what is known: a watch may lag behind a read."""
+        """Tell whether a publish is older than the known version: a watch may lag behind a read."""
         return value.version < self.version and revision < self._at_us
 
     async def close(self) -> None:
-        """Follow the key and call anybody no more."""
+        """Stop following the key and calling listeners."""
         on_close, self.on_close = self.on_close, None
         if on_close is not None:
             on_close()
-        for made in self._listening:
+        for made in self._listeners:
             await made.stop()
-        self._listening.clear()
+        self._listeners.clear()
 
     def take(self, value: Value) -> bool:
-        """Take a version; one that does not fit the type leaves the value as it is. Tell whether it was taken."""
+        """Take a version and give True; one that does not fit the type leaves the value as it is and gives False."""
         if value.kind != "put":
-            told = self.removed
+            known = self.removed
             self.removed, self.version, self.stale = True, value.version, False
-            if not told:
-                self._tell()
+            if not known:
+                self._notify()
             return True
         try:
             made = self._converted(value)
@@ -107,7 +107,7 @@ class Live(Generic[T]):
         if value.updated_at:
             self._at_us = int(datetime.fromisoformat(value.updated_at).timestamp() * 1_000_000)
         if changed:
-            self._tell()
+            self._notify()
         return True
 
     def _converted(self, value: Value) -> T:
@@ -117,6 +117,6 @@ class Live(Generic[T]):
             return msgspec.convert(value.content, self.kind)
         return msgspec.convert(value.parsed(), self.kind, strict=value.content_type != "properties")
 
-    def _tell(self) -> None:
-        for made in tuple(self._listening):
-            made.tell(Changed(self.key, self.version, self._value, self.removed))
+    def _notify(self) -> None:
+        for made in tuple(self._listeners):
+            made.put(Changed(self.key, self.version, self._value, self.removed))

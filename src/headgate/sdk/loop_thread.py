@@ -58,7 +58,7 @@ class LoopThread:
             self._calls.discard(future)
 
     def end(self) -> None:
-        """End the loop, once nobody can ask any more and whoever still waits for an answer in another thread was told."""
+        """Refuse new calls, cancel those in flight in other threads, and end the loop."""
         with self._changing:
             self._over = True
         for future in tuple(self._calls):

@@ -1,4 +1,4 @@
-"""Snapshots on disk: what was last known, for a start or an outage without Headgate. A damaged file is ignored."""
+"""Snapshots on disk: the last known state, for a start during an outage. A damaged file is ignored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Snapshots(Generic[T]):
         self._tidied = False
 
     def write(self, name: str, value: T) -> None:
-        """Keep a value; a disk that refuses costs only the snapshot. This blocks."""
+        """Write a value; an error of the disk is only logged. This blocks."""
         body = msgspec.json.encode(value)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ class Snapshots(Generic[T]):
             log.warning("snapshot not written", name=name, error=str(error))
 
     def read(self, name: str) -> T | None:
-        """Give what was kept; None if there is nothing or it is damaged. This blocks."""
+        """Read a value; None if there is no file or it is damaged. This blocks."""
         try:
             head, _, body = self._path(name).read_bytes().partition(b"\n")
             if head != _checksum(body):
@@ -74,12 +74,12 @@ class Snapshots(Generic[T]):
             return None
 
     def forget(self, name: str) -> None:
-        """Take away what was kept under a name. This blocks."""
+        """Delete the file of a name. This blocks."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
     def _tidy(self) -> None:
-        """Once a life, take away what processes that were killed in the middle of a write have left behind."""
+        """Delete, once per process, the temporary files of processes that were killed during a write."""
         if not self._tidied:
             self._tidied = True
             for path in self._directory.glob(f"{UNFINISHED}*"):

@@ -45,7 +45,7 @@ class HeadgateSync:
     ) -> None:
         thread, self._closed = self._thread, True
         if thread is None or thread.inherited:
-            return  # the parent closes what is the parent's
+            return  # only the parent may close it
         try:
             thread.run(self._client.__aexit__(kind, error, trace))
         finally:
@@ -114,7 +114,7 @@ class HeadgateSync:
         return _Part(self, thread, value, find) if _is_part(value) else self._plain(thread, value)
 
     def _plain(self, thread: LoopThread, value: Any) -> Any:
-        """Turn what the asynchronous side gives into what a script can use."""
+        """Wrap a result of the asynchronous client so that a script can use it without `await`."""
         if inspect.ismethod(value) or inspect.isfunction(value):
             return self._called(thread, value)
         if isinstance(value, AbstractAsyncContextManager) and not isinstance(value, AbstractContextManager):

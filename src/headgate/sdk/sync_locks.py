@@ -118,7 +118,7 @@ class SyncLock:
 
     def __enter__(self) -> SyncHeld:
         held = self.acquire()
-        # Whoever lost it may take it again inside the block that it was lost in.
+        # After a loss, the lock may be taken again inside the same block.
         self._entered.__dict__.setdefault("held", []).append(held)
         return held
 

@@ -1,4 +1,4 @@
-"""What a machine says of itself: static facts for systemInfo, load for every heartbeat."""
+"""Describes this machine: static facts for `systemInfo`, load for every heartbeat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PsutilMissing(HeadgateError):
 
 
 def system_info() -> Json:
-    """Give what does not change: processors, memory, system."""
+    """Give the facts that do not change: processors, memory, operating system."""
     psutil = _psutil()
     return {
         "cpu": psutil.cpu_count() or 1,
@@ -32,7 +32,7 @@ def system_info() -> Json:
 
 
 def load_figures() -> Json:
-    """Give how busy this machine and this process are now."""
+    """Measure the load of this machine and this process."""
     psutil = _psutil()
     memory = psutil.virtual_memory()
     return {

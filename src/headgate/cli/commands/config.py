@@ -26,7 +26,7 @@ from headgate.config.live_settings import NAMESPACE as OWN
 from headgate.config.model import MASK, ContentType, Draft, Update, Value, check_key, check_new_key, parse
 from headgate.config.problems import ContentInvalid, UnknownKey
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound, VersionConflict
-from headgate.sdk.config_modes import Present
+from headgate.sdk.backends.config import Present
 
 REFUSED: Final = 1
 RETRY_SECONDS: Final = 1.0

@@ -22,7 +22,7 @@ from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
 from headgate.registry.model import Check, CheckKind, Instance, OverrideChange, Record
 from headgate.registry.problems import UnknownInstance
 from headgate.sdk import Headgate
-from headgate.sdk.registry_modes import Gone, Listed, Put
+from headgate.sdk.backends.registry import Gone, Listed, Put
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RETRY_SECONDS: Final = 1.0

@@ -29,8 +29,8 @@ from headgate.kit.problems import VersionConflict
 from headgate.kit.settings import Configuration
 from headgate.kit.tasks import Tasks
 from headgate.sdk import Headgate
-from headgate.sdk.registration import SeatRegistration
-from headgate.sdk.seats import Offer
+from headgate.sdk.offer import Offer
+from headgate.sdk.seat_registration import SeatRegistration
 from headgate.store import Store, StoreSettings
 from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.problems import QueueUnknown

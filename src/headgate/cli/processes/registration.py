@@ -18,8 +18,8 @@ from headgate.kit.problems import Closed, HeadgateError, StoreUnavailable
 from headgate.registry.model import Instance, Record
 from headgate.registry.probes import Prober
 from headgate.registry.registry import Registry
+from headgate.sdk.backends.registry import StoreRegistryBackend
 from headgate.sdk.registry import Registry as Client
-from headgate.sdk.registry_modes import StoreRegistryBackend
 
 RETRY_SECONDS: Final = 2.0
 CLOCK_SECONDS: Final = 5.0

@@ -1,4 +1,4 @@
-"""`hg.queues`: what operators do with queues, through a gateway or beside the store."""
+"""`hg.queues`: list, configure, pause and delete queues, for operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import InvalidRequest
 from headgate.sdk.http import Http
-from headgate.store import Store
+from headgate.store import Store, Thing
 from headgate.waiting_room.policy import PolicyChange
 from headgate.waiting_room.waiting_room import WaitingRoom
 from headgate.waiting_room.wire import Audit, History, QueueList, QueueView
@@ -19,7 +19,7 @@ MOST_ADMITTED = 1_000_000
 
 
 class QueuesBackend(Protocol):
-    """What both modes can do."""
+    """The queues of a namespace, for their operators."""
 
     async def list(self) -> list[QueueView]:
         """Show all queues."""
@@ -31,58 +31,60 @@ class QueuesBackend(Protocol):
         """Create a queue or change its policy; `expected` is the version it must have, 0 for a new one."""
 
     async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
-        """Pause, resume, drain, reset, or admit so many."""
+        """Pause, resume, drain or reset a queue, or admit `count` waiters; gives the queue as it is then."""
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
 
     async def audit(self, queue: str) -> Audit:
-        """Show who changed what."""
+        """List the changes that operators made."""
 
     async def history(self, queue: str, minutes: int = 60) -> History:
-        """Show what happened by the minute."""
+        """Give the figures of each of the last minutes."""
 
 
 class StoreQueuesBackend:
-    """Queues beside the store."""
+    """Queues on the store."""
 
     def __init__(self, store: Store, namespace: str) -> None:
         self._room = WaitingRoom(store)
+        self._queues = self._room.queues
         self._namespace = namespace
 
     async def list(self) -> list[QueueView]:
-        return [*await self._room.queues.list(self._namespace)]
+        return [*await self._queues.list(self._namespace)]
 
     async def show(self, queue: str) -> QueueView:
-        return await self._room.queues.view(self._room.queues.thing(self._namespace, queue))
+        return await self._queues.view(self._thing(queue))
 
     async def configure(self, queue: str, change: PolicyChange, expected: int | None = None) -> QueueView:
-        thing = self._room.queues.thing(self._namespace, queue)
-        return await self._room.queues.configure(thing, change, who=OPERATOR, expected=expected)
+        return await self._queues.configure(self._thing(queue), change, who=OPERATOR, expected=expected)
 
     async def operate(self, queue: str, action: str, count: int | None = None) -> QueueView:
         _check_action(action, count)
-        thing = self._room.queues.thing(self._namespace, queue)
-        await self._room.queues.operate(thing, action, who=OPERATOR, number=count or 0)
+        thing = self._thing(queue)
+        await self._queues.operate(thing, action, who=OPERATOR, number=count or 0)
         if action == "admit":
             await self._room.promotion.visit(thing)
-        return await self._room.queues.view(thing)
+        return await self._queues.view(thing)
 
     async def delete(self, queue: str) -> None:
-        thing = self._room.queues.thing(self._namespace, queue)
-        await self._room.queues.operate(thing, "delete", who=OPERATOR)
+        await self._queues.operate(self._thing(queue), "delete", who=OPERATOR)
 
     async def audit(self, queue: str) -> Audit:
-        return await self._room.queues.audit(self._room.queues.thing(self._namespace, queue))
+        return await self._queues.audit(self._thing(queue))
 
     async def history(self, queue: str, minutes: int = 60) -> History:
         if not 1 <= minutes <= MOST_MINUTES:
             raise InvalidRequest(f"minutes must be 1 to {MOST_MINUTES}.", field="minutes")
-        return await self._room.queues.history(self._room.queues.thing(self._namespace, queue), minutes)
+        return await self._queues.history(self._thing(queue), minutes)
+
+    def _thing(self, queue: str) -> Thing:
+        return self._queues.thing(self._namespace, queue)
 
 
 class HttpQueuesBackend:
-    """Queues through a gateway."""
+    """Queues behind a gateway."""
 
     def __init__(self, http: Http, namespace: str) -> None:
         self._http = http
@@ -118,13 +120,6 @@ class HttpQueuesBackend:
         return await self._http.request(
             "GET", f"{_path(queue)}/history", query={**self._query, "minutes": minutes}, answer=History
         )
-
-
-def queues_of(backend: Http | Store, namespace: str) -> QueuesBackend:
-    """Make the part for a client's mode."""
-    return (
-        HttpQueuesBackend(backend, namespace) if isinstance(backend, Http) else StoreQueuesBackend(backend, namespace)
-    )
 
 
 def _path(queue: str) -> str:

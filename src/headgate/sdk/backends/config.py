@@ -1,8 +1,11 @@
-"""The two ways to config: beside the store, or through a gateway. Both give the same answers and the same events."""
+"""Backends of `hg.config`, on the store or behind a gateway; both give the same values and the same events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import getpass
+import os
+import socket
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 from urllib.parse import quote
@@ -11,12 +14,13 @@ import msgspec
 
 from headgate.config.config import Config as StoreConfig
 from headgate.config.config import NamespaceState
+from headgate.config.live_settings import DEFINITIONS, NAMESPACE
 from headgate.config.model import Draft, Published, Update, Value, check_key
 from headgate.config.watch import follow
 from headgate.config.wire import ConfigBatchAnswer, ValueEvent, Values, Versions
 from headgate.kit.ids import thing_name
-from headgate.kit.problems import from_document
-from headgate.sdk.http import Http
+from headgate.sdk.http import Http, problem_in
+from headgate.store import Store
 from headgate.store.watch.feed import Bookmark, Reset, Snapshot
 
 
@@ -34,11 +38,11 @@ class ConfigMarked(msgspec.Struct, frozen=True):
     position: int
 
 
-Happening = Present | Update | ConfigMarked
+ConfigEvent = Present | Update | ConfigMarked
 
 
 class ConfigBackend(Protocol):
-    """What both modes can do."""
+    """The calls that `Config` is built on."""
 
     async def get(self, namespace: str, key: str, version: int | None) -> Value: ...
 
@@ -50,15 +54,15 @@ class ConfigBackend(Protocol):
 
     async def roll_back(self, namespace: str, key: str, version: int, reason: str) -> Published: ...
 
-    def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]: ...
+    def watch(self, namespace: str, position: int | None) -> AsyncGenerator[ConfigEvent, None]: ...
 
 
 class StoreConfigBackend:
-    """Beside the store; the author is this program."""
+    """Config on the store; the author of changes is the user that runs this process."""
 
-    def __init__(self, config: StoreConfig, author: str) -> None:
-        self._config = config
-        self._author = author
+    def __init__(self, store: Store) -> None:
+        self._config = StoreConfig(store, definitions={NAMESPACE: DEFINITIONS})
+        self._author = f"{_user()}@{socket.gethostname()}"[:64]
 
     async def get(self, namespace: str, key: str, version: int | None) -> Value:
         if version is not None:
@@ -77,7 +81,7 @@ class StoreConfigBackend:
     async def roll_back(self, namespace: str, key: str, version: int, reason: str) -> Published:
         return await self._config.roll_back(namespace, key, version, author=self._author, reason=reason)
 
-    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]:
+    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[ConfigEvent, None]:
         lost = False
         async with aclosing(follow(self._config, namespace, position)) as steps:
             async for step in steps:
@@ -98,7 +102,7 @@ class StoreConfigBackend:
 
 
 class HttpConfigBackend:
-    """Through a gateway; the author is the token's name."""
+    """Config behind a gateway; the author of changes is the name of the token."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -135,34 +139,40 @@ class HttpConfigBackend:
         body = {"version": version, "reason": reason}
         return await self._http.request("POST", f"{_path(namespace, key)}/rollback", body=body, answer=Published)
 
-    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[Happening, None]:
-        gathering: list[Value] | None = [] if position is None else None
+    async def watch(self, namespace: str, position: int | None) -> AsyncGenerator[ConfigEvent, None]:
+        present: list[Value] | None = [] if position is None else None
         lost = False
         batch: list[Value] = []
         async with self._http.events(f"{_path(namespace)}/watch", query={"revision": position}) as events:
             async for event in events:
                 match event.event:
                     case "problem":
-                        document: Mapping[str, object] = msgspec.json.decode(event.data, type=dict[str, object])
-                        raise from_document(dict(document), 500)
+                        raise problem_in(event)
                     case "put" | "removed":
-                        told = msgspec.json.decode(event.data, type=ValueEvent)
-                        value = told.value or Value(told.key, told.version, kind="removed")
-                        if gathering is not None:
-                            gathering.append(value)
+                        change = msgspec.json.decode(event.data, type=ValueEvent)
+                        value = change.value or Value(change.key, change.version, kind="removed")
+                        if present is not None:
+                            present.append(value)
                             continue
                         batch.append(value)
-                        if event.id == str(told.revision):  # the last of its publish
-                            yield Update(told.revision, batch)
+                        if event.id == str(change.revision):  # the last of its publish
+                            yield Update(change.revision, batch)
                             batch = []
-                            yield ConfigMarked(told.revision)
+                            yield ConfigMarked(change.revision)
                     case "compacted" | "reset":
-                        gathering, lost = [], event.event == "reset"
+                        present, lost = [], event.event == "reset"
                     case "bookmark":
-                        if gathering is not None:
-                            yield Present(gathering, int(event.id), lost)
-                            gathering, lost = None, False
+                        if present is not None:
+                            yield Present(present, int(event.id), lost)
+                            present, lost = None, False
                         yield ConfigMarked(int(event.id))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"user-{os.getuid()}"
 
 
 def _path(namespace: str, key: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""A server's registration that rides on the heartbeat of its seats: one loop, one period, one fate."""
+"""The registration of a server that offers seats, renewed by the heartbeats of its seats."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 from headgate.kit.logs import get_logger
 from headgate.registry.model import Record
 from headgate.registry.problems import Evicted, UnknownInstance
+from headgate.sdk.offer import Offer
 from headgate.sdk.registry import Registry
-from headgate.sdk.seats import Offer
 from headgate.waiting_room.model import LEASE_MS
 
 log = get_logger()
 
 
 class SeatRegistration:
-    """Registers the server that offers seats, under the same id and with the same lease, from what the offer says.
+    """Registers the server that offers seats, under the same id and with the same lease, with the data of the offer.
 
-    `figures` gives metrics of its own that each heartbeat reports beside seats and sessions.
+    `figures` gives further metrics, which each heartbeat reports with seats and sessions.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SeatRegistration:
         self._registered = False
 
     async def beat(self, offer: Offer) -> bool:
-        """Renew the registration, or register again if nobody knows of it; False: an operator has evicted it."""
+        """Renew the registration, or register again if the registry has lost it; False if an operator has evicted it."""
         metrics = {
             "seats": offer.capacity,
             "sessions": len(offer.sessions),
@@ -62,7 +62,7 @@ class SeatRegistration:
         return True
 
     async def leave(self, offer: Offer) -> None:
-        """Take the registration out, if there is one."""
+        """Remove the registration, if there is one."""
         if self._registered:
-            self._registered = False  # asked again, it could be a successor's
+            self._registered = False  # a second call could remove a successor's
             await self._registry.remove(offer.instance_id, self._record.type, self._record.group)

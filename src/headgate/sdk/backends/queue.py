@@ -1,4 +1,4 @@
-"""The two ways to the waiting room: beside the store to the room itself, over HTTP to a gateway's routes."""
+"""Backends of `hg.queue`: the waiting room itself on the store, or the routes of a gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.kit.ids import member_id
 from headgate.kit.problems import Forbidden, InvalidRequest
-from headgate.sdk.answers import read_answer
+from headgate.sdk.decoding import decode_response
 from headgate.sdk.http import GatewayUnavailable, Http
 from headgate.store import Store
 from headgate.waiting_room.model import EntryArguments, Reason
@@ -22,7 +22,7 @@ from headgate.waiting_room.wire import Beat, Board, Entry, HeartbeatRequest, Red
 
 
 class QueueBackend(Protocol):
-    """What both modes can do."""
+    """The calls that `Queue` and `Offer` are built on."""
 
     async def entry(self, queue: str, arguments: EntryArguments) -> Entry: ...
 
@@ -52,7 +52,7 @@ class QueueBackend(Protocol):
 
 
 class StoreQueueBackend:
-    """The waiting room beside the store: whoever holds the store's address is trusted."""
+    """The waiting room on the store; its caller has full access to the store, so it may speak for every user."""
 
     def __init__(self, store: Store, namespace: str) -> None:
         self._store = store
@@ -101,137 +101,102 @@ class StoreQueueBackend:
 
 
 class HttpQueueBackend:
-    """The waiting room through a gateway."""
+    """The waiting room behind a gateway."""
 
     def __init__(self, http: Http, namespace: str) -> None:
         self._http = http
-        self._namespace = namespace
-        self._told: tuple[float, float] | None = None  # the store's time, and our monotonic clock then
+        self._namespaced = {"namespace": namespace}
+        self._store_time: tuple[float, float] | None = None  # the store's time, and our monotonic clock then
 
     async def entry(self, queue: str, arguments: EntryArguments) -> Entry:
-        body = {
-            "queue": queue,
-            "nickname": arguments.nickname,
-            "userId": arguments.user_id,
-            "proof": arguments.proof,
-        }
-        headers = _token(arguments.place_token)
+        headers = _token_header(arguments.place_token)
         if arguments.idempotency_key is not None:
             headers["Idempotency-Key"] = arguments.idempotency_key
+        body = _given(queue=queue, nickname=arguments.nickname, userId=arguments.user_id, proof=arguments.proof)
         return await self._http.request(
-            "POST",
-            "/api/queue/entry",
-            query={"namespace": self._namespace},
-            body={name: value for name, value in body.items() if value is not None},
-            headers=headers,
-            answer=Entry,
+            "POST", "/api/queue/entry", query=self._namespaced, body=body, headers=headers, answer=Entry
         )
 
     async def status(self, queue: str, user_id: str, place_token: str | None) -> Status:
-        return await self._http.request(
-            "GET",
-            "/api/queue/status",
-            query=self._query(queue, userId=user_id),
-            headers=_token(place_token),
-            answer=Status,
-        )
+        query, headers = self._query(queue, userId=user_id), _token_header(place_token)
+        return await self._http.request("GET", "/api/queue/status", query=query, headers=headers, answer=Status)
 
     async def stream(self, queue: str, user_id: str, place_token: str | None) -> AsyncGenerator[Status, None]:
         query = self._query(queue, userId=user_id)
-        async with self._http.events("/api/queue/stream", query=query, headers=_token(place_token)) as events:
+        async with self._http.events("/api/queue/stream", query=query, headers=_token_header(place_token)) as events:
             async for event in events:
                 if event.event == "status":
                     try:
-                        status = read_answer(event.data, Status)
+                        status = decode_response(event.data, Status)
                     except msgspec.DecodeError as error:
-                        raise GatewayUnavailable(f"The stream brought what is no status: {error}.") from error
+                        raise GatewayUnavailable(f"The stream sent an event that is no status: {error}.") from error
                     yield status
 
     async def leave(self, queue: str, user_id: str, place_token: str | None) -> None:
-        await self._http.request(
-            "DELETE",
-            "/api/queue/entry",
-            query=self._query(queue, userId=user_id),
-            headers=_token(place_token),
-            answer=type(None),
-        )
+        query, headers = self._query(queue, userId=user_id), _token_header(place_token)
+        await self._http.request("DELETE", "/api/queue/entry", query=query, headers=headers, answer=type(None))
 
     async def board(self, queue: str) -> Board:
         return await self._http.request("GET", "/api/queue/board", query=self._query(queue), answer=Board)
 
     async def redeem(self, queue: str, ticket_id: str, session_id: str, instance_id: str | None) -> Redeemed:
-        body = {"queue": queue, "sessionId": session_id} | ({"instanceId": instance_id} if instance_id else {})
-        return await self._http.request(
-            "POST",
-            f"/api/queue/tickets/{_ticket(ticket_id)}/redeem",
-            query={"namespace": self._namespace},
-            body=body,
-            answer=Redeemed,
-        )
+        body = _given(queue=queue, sessionId=session_id, instanceId=instance_id or None)
+        path = f"/api/queue/tickets/{_ticket(ticket_id)}/redeem"
+        return await self._http.request("POST", path, query=self._namespaced, body=body, answer=Redeemed)
 
     async def end(self, queue: str, session_id: str, instance_id: str | None, reason: Reason) -> None:
-        body = {"queue": queue, "reason": reason} | ({"instanceId": instance_id} if instance_id else {})
-        await self._http.request(
-            "POST",
-            f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/end",
-            query={"namespace": self._namespace},
-            body=body,
-            answer=type(None),
-        )
+        body = _given(queue=queue, reason=reason, instanceId=instance_id or None)
+        path = f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/end"
+        await self._http.request("POST", path, query=self._namespaced, body=body, answer=type(None))
 
     async def renew(self, queue: str, session_id: str) -> RenewedSession:
-        return await self._http.request(
-            "POST",
-            f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/renew",
-            query={"namespace": self._namespace},
-            body={"queue": queue},
-            answer=RenewedSession,
-        )
+        path = f"/api/queue/sessions/{member_id(session_id, 'sessionId')}/renew"
+        body = {"queue": queue}
+        return await self._http.request("POST", path, query=self._namespaced, body=body, answer=RenewedSession)
 
     async def heartbeat(self, instance_id: str, request: HeartbeatRequest) -> Beat:
-        body = {name: value for name, value in msgspec.to_builtins(request).items() if value is not None}
         return await self._http.request(
-            "PUT",
-            _server(instance_id),
-            query={"namespace": self._namespace},
-            body=body,
-            answer=Beat,
+            "PUT", _server_path(instance_id), query=self._namespaced, body=request, answer=Beat
         )
 
     async def remove_server(self, queue: str, instance_id: str, drain: bool) -> None:
-        await self._http.request(
-            "DELETE", _server(instance_id), query=self._query(queue, drain=drain), answer=type(None)
-        )
+        query = self._query(queue, drain=drain)
+        await self._http.request("DELETE", _server_path(instance_id), query=query, answer=type(None))
 
     async def servers(self, queue: str) -> Servers:
         return await self._http.request("GET", "/api/queue/servers", query=self._query(queue), answer=Servers)
 
     async def public_keys(self) -> PublicKeys:
-        answer = await self._http.send("GET", "/.well-known/jwks.json", headers={"Cache-Control": "no-cache"})
-        told = _seconds(answer.headers.get(STORE_TIME))
-        if told is not None:  # what answers from a cache all the same says for how long it has been there
-            self._told = (told + (_seconds(answer.headers.get("Age")) or 0.0), monotonic())
-        return PublicKeys.read(answer.content)
+        response = await self._http.send("GET", "/.well-known/jwks.json", headers={"Cache-Control": "no-cache"})
+        seconds = _seconds(response.headers.get(STORE_TIME))
+        if seconds is not None:  # a cache in between that answers all the same says the response's age
+            self._store_time = (seconds + (_seconds(response.headers.get("Age")) or 0.0), monotonic())
+        return PublicKeys.read(response.content)
 
     def now(self) -> float | None:
-        """Give the store's time as the gateway last told it; None if it did not, as one of an older version."""
-        if self._told is None:
+        """Give the store's time by the gateway's last response; None if it named none, as gateways of older versions."""
+        if self._store_time is None:
             return None
-        told, then = self._told
-        return told + monotonic() - then
+        seconds, then = self._store_time
+        return seconds + monotonic() - then
 
     def _query(self, queue: str, **more: str | bool) -> dict[str, str | bool]:
-        return {"queue": queue, "namespace": self._namespace, **more}
+        return {"queue": queue, **self._namespaced, **more}
 
 
-def _token(place_token: str | None) -> dict[str, str]:
+def _given(**fields: object) -> dict[str, object]:
+    """Make the body of a request, without the fields that are None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _token_header(place_token: str | None) -> dict[str, str]:
     if place_token and not (place_token.isascii() and place_token.isprintable()):
-        raise Forbidden("This place token is not one of ours.")  # and it cannot even be sent
+        raise Forbidden("This place token is not one of ours.")  # a header could not carry it
     return {"X-Place-Token": place_token} if place_token else {}
 
 
 def _seconds(value: str | None) -> float | None:
-    """Read a header that says seconds; None if it says none that could be."""
+    """Read a header that holds seconds; None if it is missing or no such number."""
     try:
         seconds = float(value or "")
     except ValueError:
@@ -240,12 +205,12 @@ def _seconds(value: str | None) -> float | None:
 
 
 def _ticket(ticket_id: str) -> str:
-    """Check what becomes part of an address; it comes from a player, who might name another address with it."""
+    """Check a ticket id, which becomes part of the path: it comes from a player, who might aim at another route with it."""
     try:
         return member_id(ticket_id, "ticketId")
     except InvalidRequest as error:
         raise TicketInvalid from error
 
 
-def _server(instance_id: str) -> str:
+def _server_path(instance_id: str) -> str:
     return f"/api/queue/servers/{member_id(instance_id, 'instanceId')}"

@@ -1,4 +1,4 @@
-"""`hg.lock` through a gateway; beside the store, `headgate.locks.Locks` itself is used. Both are one `LockSource`."""
+"""The backend of `hg.locks` behind a gateway; on the store it is `headgate.locks.Locks`. Both are a `LockSource`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from headgate.kit.ids import thing_name
 from headgate.kit.problems import Closed, InvalidRequest, NotFound, StoreUnavailable
 from headgate.kit.tasks import finished
-from headgate.locks import FencedValue, LockEvent, LockHeld, Locks, LockSource, LockState, NotHolder, NotReplicated
+from headgate.locks import FencedValue, LockEvent, LockHeld, LockSource, LockState, NotHolder, NotReplicated
 from headgate.locks.fences import checked_value
 from headgate.locks.model import Grant, LockRequest
 from headgate.locks.wire import (
@@ -28,7 +28,6 @@ from headgate.locks.wire import (
     LockList,
 )
 from headgate.sdk.http import Http
-from headgate.store import Store
 
 PATIENCE_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.5
@@ -37,77 +36,79 @@ SHORTEST_TTL: Final = 1.0
 
 
 class HttpLocksBackend(LockSource):
-    """Locks by way of a gateway."""
+    """Locks behind a gateway."""
 
     def __init__(self, http: Http, namespace: str = "default") -> None:
         super().__init__(namespace)
         self._http = http
-        self._lines: set[asyncio.Task[Acquired]] = set()
+        self._waiting: set[asyncio.Task[Acquired]] = set()
 
-    async def grant(self, want: LockRequest, holder: str) -> Grant:
-        """Take a lock; the gateway stands in line for us, for at most five minutes at a time."""
-        if want.ttl < SHORTEST_TTL:
+    async def grant(self, request: LockRequest, holder: str) -> Grant:
+        """Take a lock; the gateway waits in line for this client, for at most five minutes at a time."""
+        if request.ttl < SHORTEST_TTL:
             raise InvalidRequest(f"ttl must be at least {SHORTEST_TTL:g} s through a gateway.", field="ttl")
         loop = asyncio.get_running_loop()
-        limit = None if want.wait is None else loop.time() + want.wait
+        limit = None if request.wait is None else loop.time() + request.wait
         try:
             while True:
                 left = LONGEST_WAIT if limit is None else min(LONGEST_WAIT, max(0.0, limit - loop.time()))
                 sent = loop.time()
                 try:
-                    acquired = await self._stand(want, holder, left) if left else await self._acquire(want, holder, 0)
+                    acquired = (
+                        await self._wait(request, holder, left) if left else await self._acquire(request, holder, 0)
+                    )
                 except LockHeld:
                     if limit is not None and loop.time() >= limit:
                         raise
                     continue
-                grant = Grant(want, holder, acquired.fence, sent)
-                if loop.time() - sent < want.ttl * FRESH_SHARE:
+                grant = Grant(request, holder, acquired.fence, sent)
+                if loop.time() - sent < request.ttl * FRESH_SHARE:
                     return grant
-                # We waited: when the lease began only the gateway knows. A renewal makes its begin known here.
+                # After a wait only the gateway knows when the lease began. A renewal starts it at a known time.
                 sent = loop.time()
                 await self.renew(grant, sent + PATIENCE_SECONDS)
-                return Grant(want, holder, acquired.fence, sent)
+                return Grant(request, holder, acquired.fence, sent)
         except (LockHeld, NotReplicated):
             raise
         except BaseException:
-            self.withdraw_soon(want, holder)
+            self.withdraw_soon(request, holder)
             raise
 
-    async def _stand(self, want: LockRequest, holder: str, wait: float) -> Acquired:
-        """Ask and stand in line; whoever is sent home hangs up, and the gateway leaves the line for it."""
-        asking = self.start_task(self._acquire(want, holder, wait))
-        self._lines.add(asking)
+    async def _wait(self, request: LockRequest, holder: str, wait: float) -> Acquired:
+        """Request the lock and wait; cancelling the request makes the gateway leave the line."""
+        asking = self.start_task(self._acquire(request, holder, wait))
+        self._waiting.add(asking)
         try:
             return await finished(asking)
         finally:
-            self._lines.discard(asking)
+            self._waiting.discard(asking)
             asking.cancel()
 
     def wake_waiters(self) -> None:
-        """Send those home who stand in line; who does not has an answer soon."""
-        for asking in self._lines:
+        """Cancel the requests that wait in line; all others end soon by themselves."""
+        for asking in self._waiting:
             asking.cancel()
 
-    async def _acquire(self, want: LockRequest, holder: str, wait: float) -> Acquired:
+    async def _acquire(self, request: LockRequest, holder: str, wait: float) -> Acquired:
         body = AcquireRequest(
-            ttl_seconds=want.ttl,
+            ttl_seconds=request.ttl,
             wait_seconds=wait,
             holder=holder,
-            delay_seconds=want.delay,
-            label=want.label,
-            replicas=want.replicas,
+            delay_seconds=request.delay,
+            label=request.label,
+            replicas=request.replicas,
         )
         return await self._http.request(
             "POST",
-            f"{_path(want.name)}/acquire",
-            query={"namespace": want.namespace},
+            f"{_path(request.name)}/acquire",
+            query={"namespace": request.namespace},
             body=body,
             answer=Acquired,
             timeout_seconds=wait + PATIENCE_SECONDS,
         )
 
     async def renew(self, grant: Grant, deadline: float) -> None:
-        """Make the lease last one TTL more."""
+        """Renew the lease for one more TTL."""
         left = max(0.05, deadline - asyncio.get_running_loop().time())
         await self._http.request(
             "POST",
@@ -119,25 +120,25 @@ class HttpLocksBackend(LockSource):
         )
 
     async def release_grant(self, grant: Grant) -> None:
-        """Give a lock back."""
+        """Release a lock."""
         await self._release(grant.request, grant.holder)
 
-    async def withdraw(self, want: LockRequest, holder: str) -> None:
-        """Give back whatever a holder has; a place in line is left by hanging up."""
+    async def withdraw(self, request: LockRequest, holder: str) -> None:
+        """Release the lock if this holder has it; a place in line ends with its request."""
         with suppress(NotHolder):
-            await self._release(want, holder)
+            await self._release(request, holder)
 
-    async def _release(self, want: LockRequest, holder: str) -> None:
+    async def _release(self, request: LockRequest, holder: str) -> None:
         await self._http.request(
             "POST",
-            f"{_path(want.name)}/release",
-            query={"namespace": want.namespace},
+            f"{_path(request.name)}/release",
+            query={"namespace": request.namespace},
             body=HolderRequest(holder),
             answer=type(None),
         )
 
     async def show(self, name: str, namespace: str | None = None) -> LockState:
-        """Tell how a lock stands."""
+        """Give a lock's state."""
         return await self._http.request("GET", _path(name), query=self._query(namespace), answer=LockState)
 
     async def list(self, namespace: str | None = None) -> Sequence[LockState]:
@@ -146,7 +147,7 @@ class HttpLocksBackend(LockSource):
         return found.locks
 
     async def history(self, name: str, namespace: str | None = None) -> Sequence[LockEvent]:
-        """Tell how holdings of a lock ended against their holders' wish, the latest first."""
+        """List how holders lost the lock against their will, the latest first."""
         path = f"{_path(name)}/history"
         return (await self._http.request("GET", path, query=self._query(namespace), answer=LockHistory)).events
 
@@ -159,7 +160,7 @@ class HttpLocksBackend(LockSource):
         return (await self._http.request("POST", path, query=self._query(namespace), body=body, answer=Broken)).fence
 
     async def watch(self, name: str, namespace: str | None = None) -> AsyncGenerator[LockState, None]:
-        """Give a lock's state now and after each change of hands, also when the stream breaks meanwhile."""
+        """Give a lock's state now and after each change of its holder; a stream that breaks is opened again."""
         last: tuple[bool, int] | None = None
         while True:
             try:
@@ -191,11 +192,6 @@ class HttpLocksBackend(LockSource):
 
     def _query(self, namespace: str | None) -> dict[str, str]:
         return {"namespace": namespace or self.namespace}
-
-
-def locks_of(backend: Http | Store, namespace: str) -> Locks | HttpLocksBackend:
-    """Give the locks of a client, by its mode."""
-    return HttpLocksBackend(backend, namespace) if isinstance(backend, Http) else Locks(backend, namespace=namespace)
 
 
 def _path(name: str) -> str:

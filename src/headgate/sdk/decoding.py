@@ -1,4 +1,4 @@
-"""Reading a gateway's answers: one of a later version may say more than we know of, and is understood all the same."""
+"""Decodes a gateway's responses; fields that a later version has added are ignored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 _LISTS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
 
 
-def read_answer(content: bytes | str, kind: type[T]) -> T:
-    """Read JSON as this type, without the fields that it does not have; raises msgspec.DecodeError."""
+def decode_response(content: bytes | str, kind: type[T]) -> T:
+    """Decode JSON as this type and ignore fields that it does not have; raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError:

@@ -1,8 +1,8 @@
-"""Heartbeats that run by themselves, and bring an instance back after any loss with its latest record.
+"""Sends the heartbeats of a client's instances, and registers an instance again that the registry has lost.
 
-A registration whose answer was lost may have given us a new number, under which the old one is superseded: by ourselves. So it is
-repeated, with the same nonce, before the next beat: the registry gives the same answer again, or says that somebody else has
-registered since. One whose caller has left, or failed, is taken out again if it was the first under its id.
+A registration whose response was lost may have succeeded and superseded the number that we know. So it is repeated, with the
+same nonce, before the next heartbeat: the registry gives the same response again, or says that another process has registered
+since. The first registration under an id is removed again if its caller was cancelled or it failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.kit.problems import Closed, HeadgateError
 from headgate.kit.tasks import Tasks, cancel, finished
 from headgate.registry.model import InstanceBeat, Json, Record, Registered, new_nonce
 from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
-from headgate.sdk.registry_modes import Place, RegistryBackend
+from headgate.sdk.backends.registry import RegistryBackend, ServiceName
 
 JITTER: Final = 0.1
 RETRY_SECONDS: Final = 1.0
@@ -31,7 +31,7 @@ log = get_logger()
 
 
 class OwnInstance:
-    """An instance that we registered: its latest record, and what has not been sent yet."""
+    """An instance that this client registered: its latest record, and the changes that no heartbeat has delivered yet."""
 
     def __init__(self, record: Record, registration: int, figures: Callable[[], Json] | None = None) -> None:
         self.record = record
@@ -46,12 +46,12 @@ class OwnInstance:
         self._healthy: bool | None = None
 
     @property
-    def place(self) -> Place:
+    def service(self) -> ServiceName:
         """Give its type and group."""
         return self.record.type, self.record.group
 
     def update(self, metrics: Json | None, metadata: Json | None, healthy: bool | None) -> None:
-        """Remember what changed, for the next beat and for the day it must register again."""
+        """Keep changes for the next heartbeat, and in the record for another registration."""
         if metrics is not None:
             self._metrics = metrics
             self.record = msgspec.structs.replace(self.record, metrics=metrics)
@@ -63,16 +63,16 @@ class OwnInstance:
             self.record = msgspec.structs.replace(self.record, healthy=healthy)
 
     def next_beat(self) -> InstanceBeat:
-        """Give the next beat: with what has changed since the last that arrived."""
+        """Give the next heartbeat, with the changes since the last that was delivered."""
         if self.figures is not None:
             try:
                 self.update({**self.record.metrics, **self.figures()}, None, None)
-            except Exception:  # a machine that cannot be measured is alive all the same
+            except Exception:  # the heartbeat is sent without the load
                 log.exception("load not measured", instance=self.record.instance_id)
         return InstanceBeat(self.record.instance_id, self._metrics, self._metadata, self._healthy, self.registration)
 
-    def arrived(self, beat: InstanceBeat) -> None:
-        """Note that a beat has arrived; what changed meanwhile is still to be sent."""
+    def delivered(self, beat: InstanceBeat) -> None:
+        """Drop the changes that a heartbeat has delivered; those made meanwhile are sent with the next."""
         if self._metrics is beat.metrics:
             self._metrics = None
         if self._metadata is beat.metadata:
@@ -82,10 +82,10 @@ class OwnInstance:
 
 
 class Heartbeats:
-    """The instances of one client, and the task of each."""
+    """The instances of one client, each with the task that sends its heartbeats."""
 
-    def __init__(self, mode: RegistryBackend, interval: float) -> None:
-        self._mode = mode
+    def __init__(self, backend: RegistryBackend, interval: float) -> None:
+        self._backend = backend
         self._interval = interval
         self._own: dict[str, OwnInstance] = {}
         self._beating: dict[str, asyncio.Task[None]] = {}
@@ -93,13 +93,13 @@ class Heartbeats:
         self._closed = False
 
     async def register(self, record: Record, figures: Callable[[], Json] | None = None) -> Registered:
-        """Register an instance; one that was registered before under this id keeps beating with the new record."""
+        """Register an instance; heartbeats of one already registered under this id go on, with the new record."""
         self._refuse_when_closed()
         own = self._own.get(record.instance_id)
         if own is not None:
             return await self._register_anew(own, record, figures)
         nonce = new_nonce()
-        registering = self.tasks.start(self._mode.register(record, nonce, None))
+        registering = self.tasks.start(self._backend.register(record, nonce, None))
         try:
             made = await finished(registering)
         except BaseException as error:
@@ -110,7 +110,7 @@ class Heartbeats:
         return made
 
     def add(self, own: OwnInstance) -> None:
-        """Take an instance in; one that was registered before under this id keeps beating with the new record."""
+        """Add a registered instance, or replace the record of the one with this id."""
         before = self._own.get(own.record.instance_id)
         if before is not None:
             before.record, before.registration, before.superseded = own.record, own.registration, False
@@ -118,11 +118,11 @@ class Heartbeats:
             self._own[own.record.instance_id] = own
 
     def find(self, instance_id: str) -> OwnInstance | None:
-        """Give an instance of ours."""
+        """Give an instance that this client registered, or None."""
         return self._own.get(instance_id)
 
     def start(self, instance_id: str) -> None:
-        """Beat for an instance of ours until told to stop."""
+        """Send heartbeats for an instance of this client until `stop`."""
         self._refuse_when_closed()
         own = self._own.get(instance_id)
         if own is None:
@@ -131,13 +131,12 @@ class Heartbeats:
             self._beating[instance_id] = self.tasks.start(self._keep_beating(own))
 
     async def stop(self, instance_id: str | None) -> None:
-        """Beat no more, for one or for all."""
+        """Stop the heartbeats of one instance or of all."""
         names = list(self._beating) if instance_id is None else [instance_id]
-        tasks = [self._beating.pop(name) for name in names if name in self._beating]
-        await cancel(*tasks)
+        await cancel(*[self._beating.pop(name) for name in names if name in self._beating])
 
     async def close(self) -> None:
-        """Beat no more for anybody, and refuse to; what was begun has a moment to end."""
+        """Stop all heartbeats and refuse new ones; calls in flight have a second to end."""
         self._closed = True
         await self.stop(None)
         await self.tasks.close(CLOSE_SECONDS)
@@ -147,45 +146,45 @@ class Heartbeats:
             raise Closed
 
     async def forget(self, instance_id: str) -> OwnInstance | None:
-        """Let an instance go: a beat that is under way does not bring it back."""
+        """Forget an instance; a heartbeat in flight does not register it again."""
         own = self._own.pop(instance_id, None)
         if own is not None:
             own.gone = True
         await self.stop(instance_id)
         if own is not None and own.coming_back is not None:
-            # It may have been sent: whoever removes it now must come after it.
+            # The request may have been sent: the removal must come after it.
             await asyncio.wait((own.coming_back,))
         return own
 
     async def beat(self, own: OwnInstance, *, come_back: bool) -> None:
-        """Beat once; with `come_back`, an instance that the registry does not know is registered again."""
+        """Send one heartbeat; with `come_back`, an instance that the registry does not know is registered again."""
         await self.settle(own)
         beat = own.next_beat()
         try:
-            await self._mode.heartbeat(own.place, beat)
+            await self._backend.heartbeat(own.service, beat)
         except UnknownInstance:
             if not come_back or own.gone:
                 raise
-            # Everybody hears of a loss at once; each comes back at a moment of its own.
+            # All instances notice a loss at once; a random pause spreads their registrations.
             await asyncio.sleep(random.uniform(0, self._interval / 2))
             if own.registration == beat.registration:
                 await self.come_back(own)
         except Superseded:
             if own.nonce is None and own.registration == beat.registration:
                 raise
-            # By ourselves: we have registered again while this beat was on its way.
+            # This client registered it again while the heartbeat was in flight.
             await self.beat(own, come_back=come_back)
             return
-        own.arrived(beat)
+        own.delivered(beat)
 
     async def come_back(self, own: OwnInstance) -> None:
-        """Register an instance again that the registry has lost; raises Superseded if another has taken its id since."""
+        """Register again an instance that the registry has lost; raises Superseded if another process has its id now."""
         log.info("registering again", instance=own.record.instance_id, type=own.record.type)
         own.nonce = own.nonce or new_nonce()
         await self.settle(own)
 
     async def settle(self, own: OwnInstance) -> None:
-        """Learn how a registration ended whose answer has not come: wait for it, or repeat it."""
+        """Complete a registration that has no response yet: wait for it, or repeat it."""
         if own.nonce is not None and not own.gone:
             self._refuse_when_closed()
             if own.coming_back is None or own.coming_back.done():
@@ -202,31 +201,31 @@ class Heartbeats:
         return await finished(own.coming_back)
 
     async def _register(self, own: OwnInstance, nonce: str, record: Record | None = None) -> Registered:
-        """Register an instance of ours again, with another record in the place of whoever is there, or as it was."""
+        """Register an instance of this client again: with a new record whoever has its id now, or with its own record as before."""
         try:
-            made = await self._mode.register(record or own.record, nonce, None if record else own.registration)
+            made = await self._backend.register(record or own.record, nonce, None if record else own.registration)
         except (Superseded, Evicted, ServiceFull):
             own.nonce = None
             raise
-        # Here and not where it is awaited: whoever awaits it may have left.
+        # Here and not in the awaiting task, which may have been cancelled.
         own.nonce, own.registration, own.superseded = None, made.registration, False
         if record is not None:
             own.record = record
         return made
 
     async def _withdraw(self, record: Record, nonce: str, registering: asyncio.Task[Registered]) -> None:
-        """Take out what may have been registered for a caller who does not know of it; after a lease it is gone by itself."""
+        """Remove a registration whose caller was cancelled or got an error; after one lease it has ended by itself."""
         loop = asyncio.get_running_loop()
         limit = loop.time() + (record.ttl_seconds or LEASE_SECONDS)
         await asyncio.wait((registering,))
         while loop.time() < limit:
             try:
-                await self._mode.remove((record.type, record.group), record.instance_id, None, nonce)
+                await self._backend.remove((record.type, record.group), record.instance_id, None, nonce)
                 return
             except Closed:
                 return
             except HeadgateError as error:
-                log.debug("could not leave yet", instance=record.instance_id, error=str(error))
+                log.debug("not deregistered yet", instance=record.instance_id, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))
 
     async def _keep_beating(self, own: OwnInstance) -> None:
@@ -248,5 +247,5 @@ class Heartbeats:
             except HeadgateError as error:
                 log.debug("heartbeat failed", instance=own.record.instance_id, error=str(error))
                 pause = min(pause, RETRY_SECONDS * random.uniform(0.5, 1.5))
-            except Exception:  # whatever the way to the registry brings, the next beat is tried
+            except Exception:  # the next heartbeat must be tried whatever went wrong
                 log.exception("heartbeat failed", instance=own.record.instance_id)
