@@ -15,7 +15,7 @@ from headgate.registry.model import Instance, Record
 from headgate.registry.registry import Registry
 from headgate.registry.settings import RegistrySettings
 from headgate.store import Store, StoreSettings, Thing, open_store
-from headgate.store.watch import reader
+from headgate.store.watch import follower
 from headgate.store.watch.feed import READ, FeedChange, FeedEvent, Snapshot
 from tests.store.torn import writer_and_reader
 from tests.topology import FaultyProxy, Standalone, Stopwatch, eventually
@@ -108,7 +108,7 @@ async def test_a_change_is_read_and_written_once_for_all_who_watch(
         await put(registry, f"i{number}")
         seen = number + 2
         await eventually(lambda: all(len(client.changes()) == seen for client in clients))  # noqa: B023  # awaited here
-    by_its_timer = watch.wall / reader.TIMER_SECONDS
+    by_its_timer = watch.wall / follower.TIMER_SECONDS
     assert reads <= 15 + by_its_timer, (
         "a reader looks once for each hint and now and then by its timer, not once for each watcher"
     )
@@ -167,8 +167,8 @@ async def test_what_is_written_as_nothing_wakes_nobody(registry: Registry) -> No
 async def test_streams_are_marked_also_while_nothing_happens(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BOOKMARK_SECONDS", 0.2)
-    monkeypatch.setattr(reader, "TIMER_SECONDS", 0.1)
+    monkeypatch.setattr(follower, "BOOKMARK_SECONDS", 0.2)
+    monkeypatch.setattr(follower, "TIMER_SECONDS", 0.1)
     await put(registry, "a")
     client = Client(registry, Writing())
     await eventually(lambda: client.words().count("bookmark") >= 4)
