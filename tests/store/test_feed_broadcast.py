@@ -158,7 +158,7 @@ async def test_what_is_written_as_nothing_wakes_nobody(registry: Registry) -> No
     await eventually(lambda: len(beside.changes()) == 20)
     await put(registry, "chosen")
     await eventually(lambda: len(chunks) > before)
-    assert chunks[before:] == [b"Change"]
+    assert chunks[before:] == [b"FeedChange"]
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await beside.stop()

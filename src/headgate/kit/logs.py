@@ -34,7 +34,7 @@ class Level(StrEnum):
 
 
 class Format(StrEnum):
-    """What a log line looks like."""
+    """The form of a log line."""
 
     AUTO = "auto"
     JSON = "json"
