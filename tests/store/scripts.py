@@ -17,7 +17,7 @@ REFUSE = script("tests.store", "refuse")
 
 
 class Reading(NamedTuple):
-    """What a thing's clock said."""
+    """The time that a thing's clock gave."""
 
     number: int
     state: str

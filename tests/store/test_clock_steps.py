@@ -24,7 +24,7 @@ _numbers = count()
 
 
 class Visit(NamedTuple):
-    """What a thing said, and when that really was."""
+    """The time that a thing gave, and when that really was."""
 
     real_ms: int
     now_ms: int

@@ -1,4 +1,4 @@
-"""What config promises, on a real store: versions, compare-and-set, history, rollback, watches, secrets."""
+"""The promises of config, on a real store: versions, compare-and-set, history, rollback, watches, secrets."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_cut_off_longer_than_the_history_says_compacted_and_ends_equal(
 
 
 async def test_a_removal_at_the_trim_boundary_is_never_skipped(registry: Registry, watcher: Watcher) -> None:
-    """Whatever position one resumes from, the outcome is the store's state: trimming hides no removal."""
+    """From any position that one resumes from, the outcome is the store's state: trimming hides no removal."""
     positions = []
     for number in range(400):
         await put(registry, f"i{number % 7}", f"h{number}")

@@ -1,1 +1,1 @@
-"""What every part stands on: settings, logs, metrics, traces, problems, routes, life cycle and ids."""
+"""The base of all packages: settings, logs, metrics, traces, problems, routes, life cycle and ids."""

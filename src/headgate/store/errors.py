@@ -1,4 +1,4 @@
-"""What the server's error words mean for a caller: repeat, look elsewhere, give up, or one of our own refusals."""
+"""Classifies the server's errors (retry, ask another node, give up) and turns them into our exceptions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 from headgate.kit.problems import BY_CODE, HeadgateError, StoreFull, StoreRefused, StoreUnavailable
 from headgate.store.client.link import ServerError
 
-# The server did not run the call and will take it soon.
-LATER: Final = frozenset(
+# The server did not run the call; retry it later.
+RETRY_LATER: Final = frozenset(
     {"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "UNBLOCKED", "NOREPLICASTOWRITE"}
 )
-# The server did not run the call and another node must be asked.
-ELSEWHERE: Final = frozenset({"READONLY"})
+# The server did not run the call; ask another node.
+OTHER_NODE: Final = frozenset({"READONLY"})
 DENIED: Final = frozenset({"NOPERM", "DENIED"})
-# The server did not run the call, for any reason that it gives itself.
-NOT_RUN: Final = LATER | ELSEWHERE | DENIED | {"ASK", "MOVED", "NOSCRIPT", "NOAUTH", "OOM", "MISCONF"}
+# The server did not run the call, for any reason.
+NOT_RUN: Final = RETRY_LATER | OTHER_NODE | DENIED | {"ASK", "MOVED", "NOSCRIPT", "NOAUTH", "OOM", "MISCONF"}
 
 
 class ScriptFailed(HeadgateError):
@@ -25,11 +25,11 @@ class ScriptFailed(HeadgateError):
 
 
 def as_problem(error: ServerError) -> HeadgateError:
-    """Turn the server's error into ours: a script's refusal by its code, or what the server's own word means."""
+    """Turn the server's error into our exception: a script's refusal by its code, others by the table above."""
     kind = BY_CODE.get(error.code.lower())
     if kind is not None:
         return kind(error.words or None)
-    # The server puts ERR before a refusal that is its code alone.
+    # The server puts ERR before a refusal that has no words after its code.
     bare = BY_CODE.get(error.words.lower()) if error.code == "ERR" else None
     if bare is not None:
         return bare()
@@ -51,6 +51,6 @@ def as_problem(error: ServerError) -> HeadgateError:
         return StoreFull(retry_after=5)
     if error.code == "MISCONF":  # it cannot write to its disk
         return StoreUnavailable("The store takes no writes.", retry_after=5).because(error.words)
-    if error.code in LATER | ELSEWHERE:
+    if error.code in RETRY_LATER | OTHER_NODE:
         return StoreUnavailable("The store is not ready.", retry_after=1).because(str(error))
     return ScriptFailed().because(str(error))

@@ -1,4 +1,4 @@
-"""What a server says of itself, and whether it can be trusted with what we keep."""
+"""Reads version, memory policy and persistence of a server, and refuses one that would lose our data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST: Final = {"valkey": (7, 2), "redis": (7, 0)}
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """One primary, in its own words."""
+    """The facts of one primary."""
 
     endpoint: str
     server: str
@@ -38,7 +38,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 def clock_words(offset: float) -> str | None:
-    """Say that a process's clock is so many seconds ahead of the store's; None if they agree."""
+    """Give a warning if this process's clock is too many seconds off the store's; None if it is not."""
     if abs(offset) <= MOST_OFFSET_SECONDS:
         return None
     side = "ahead of" if offset > 0 else "behind"
@@ -46,7 +46,7 @@ def clock_words(offset: float) -> str | None:
 
 
 async def read_facts(link: Link, limit: float) -> NodeFacts:
-    """Ask a node for its facts; what CONFIG would tell is None where CONFIG is denied."""
+    """Read the facts of a node; those from CONFIG are None where CONFIG is denied."""
     info: dict[str, str] = {}
     for section in ("server", "memory", "persistence", "replication"):
         info |= read_info(await link.send(("INFO", section), limit))
@@ -72,7 +72,7 @@ async def read_facts(link: Link, limit: float) -> NodeFacts:
 
 
 def refuse_lossy(nodes: list[NodeFacts], kind: StoreKind, *, volatile: bool) -> None:
-    """Refuse a store that evicts our keys, is too old, or forgets everything when it restarts."""
+    """Refuse a store that evicts our keys, is too old, or loses everything when it restarts."""
     for node in nodes:
         oldest = OLDEST[node.server]
         if node.version < oldest:

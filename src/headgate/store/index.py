@@ -1,7 +1,7 @@
 """Lists of things, and which of them are due for a worker's visit.
 
-A list spans slots, so it can only be a hint: a thing is noted before it is written, noted again by use, and struck by a
-worker only when it is empty and nobody has noted it meanwhile. Claims lapse by themselves, so a dead worker holds up nothing.
+A list is in another slot than its things, so it is only a hint: a thing is put before it is written and again when it is used,
+and a worker removes it only when it is empty and was not put meanwhile. Claims expire, so a dead worker blocks nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ AGE = script("headgate.store", "index_age")
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A thing that is ours to look after for about two seconds."""
+    """A thing that this worker alone visits for about two seconds."""
 
     thing: Thing
     stamp: str
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Things that changed since a look: `last` is where the next look goes on, if the history is still the same then."""
+    """Things that changed since a read; the next read continues at `last`, if `history` is still the same."""
 
     history: str
     last: str
@@ -48,7 +48,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Index:
-    """All things of one part (queues, services, probes), in one place."""
+    """The list of all things of one part (queues, services, probes)."""
 
     def __init__(self, store: Store, part: str) -> None:
         self._store = store
@@ -60,18 +60,18 @@ class Index:
 
     @property
     def home(self) -> Thing:
-        """Give the thing that holds the list, for what must be lost together with it."""
+        """Give the thing that holds the list, for data that must be lost together with it."""
         return self._home
 
     async def put(self, thing: Thing, due_in_ms: int | None = None) -> None:
-        """Note that a thing exists, and that it is due in so long (None: leave that as it is)."""
+        """Add a thing, due after so many ms (None: leave its due time as it is)."""
         await self._puts.call(self._home, thing.tag, "" if due_in_ms is None else due_in_ms)
 
     async def list(self, namespace: str | None = None) -> Sequence[Thing]:
-        """Give the things of one namespace, or all, by name; some may be gone already."""
+        """Give the things of one namespace, or all, by name; some may not exist any more."""
         prefix = f"{part_of_key(namespace)}/" if namespace is not None else ""
         after = f"[{prefix}" if prefix else "-"
-        # 0x7e sorts behind every sign that a tag can hold.
+        # 0x7e sorts after every character of a tag.
         last = f"[{prefix}~" if prefix else "+"
         found: list[Thing] = []
         while True:
@@ -87,16 +87,16 @@ class Index:
             after = f"({page[-1].decode()}"
 
     async def due(self, within_ms: int, most: int) -> Sequence[Thing]:
-        """Give the things that are due within so long, claimed or not; most overdue first."""
+        """Give the things that are due within so many ms, claimed or not, most overdue first."""
         reply = cast("list[bytes]", await self._store.run(DUE, self._home, within_ms, most))
         return [self._thing(tag) for tag in reply]
 
     async def mark(self, thing: Thing) -> None:
-        """Note that a thing has changed, after it was written: processes that remember it read it again."""
+        """Mark a thing as changed, after it was written, so that processes with a cached copy read it again."""
         await self._marks.call(self._home, thing.tag)
 
     async def changes(self, after: str = "0") -> Changes:
-        """Give what was marked since the last look; who looks less often than every ten minutes has to list all."""
+        """Give the things marked since the last read; marks are kept for ten minutes, after that all must be listed."""
         reply = cast("list[bytes]", await self._store.run(CHANGES, self._home, after, PAGE))
         tags, numbers = reply[1::2], reply[2::2]
         return Changes(
@@ -107,25 +107,25 @@ class Index:
         )
 
     async def age(self, thing: Thing) -> tuple[int, bool]:
-        """Tell for how many ms the store has surely lost nothing of the list, and whether a thing is listed."""
+        """Give for how many ms the store has surely lost nothing of the list, and whether a thing is listed."""
         reply = cast("list[Reply]", await self._store.run(AGE, self._home, thing.tag, 0))
         return int(cast("bytes", reply[0])), reply[1] == 1
 
     async def note_age(self, *, new: bool = False) -> None:
-        """Count the age from now on, unless it is counted already; a `new` store was made just now and has lost nothing."""
+        """Start counting the age, unless it is counted already; a `new` store is empty and has lost nothing."""
         await self._store.run(AGE, self._home, "", 1 if new else 0)
 
     async def claim(self, limit: int = 16) -> Sequence[Claim]:
-        """Take what is due; it is ours until `done`, or for about two seconds."""
+        """Claim the things that are due, until `done` or for about two seconds."""
         reply = cast("list[bytes]", await self._store.run(CLAIM, self._home, limit, CLAIM_MS))
         return [Claim(self._thing(tag), stamp.decode()) for tag, stamp in zip(reply[::2], reply[1::2], strict=True)]
 
     async def done(self, claim: Claim, due_in_ms: int | None) -> None:
-        """Give a claim back; with None the thing is due only after the next put."""
+        """Release a claim; with None the thing is due only after the next put."""
         await self._dones.call(self._home, claim.thing.tag, claim.stamp, "" if due_in_ms is None else due_in_ms)
 
     async def forget(self, claim: Claim) -> bool:
-        """Strike a thing that is empty; False if it was put again meanwhile."""
+        """Remove a thing that is empty; False if it was put again meanwhile."""
         return await self._store.run(FORGET, self._home, claim.thing.tag, claim.stamp) == 1
 
     def _thing(self, tag: bytes) -> Thing:

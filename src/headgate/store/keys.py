@@ -1,4 +1,4 @@
-"""Names of keys: built here and nowhere else, so that all keys of a thing share one slot and no two names meet."""
+"""Builds all key names, so that the keys of a thing share one slot and no two names collide."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Thing:
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Take a tag apart into namespace and name."""
+    """Split a tag into namespace and name."""
     namespace, _, name = tag.partition("/")
     return unquote(namespace), unquote(name)
 
 
 def part_of_key(value: str) -> str:
-    """Write a name from outside so that it can stand inside a key."""
+    """Quote a name from outside for use inside a key."""
     return _quoted(value)
 
 

@@ -1,4 +1,4 @@
-"""What the store's door measures."""
+"""The metrics of the store's client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BATCH_SIZE = histogram("headgate_store_batch_size", "calls that shared one scrip
 
 @cache
 def script_seconds(script: str, outcome: str) -> Sums:
-    """Give where a script's times with one outcome are kept."""
+    """Give the histogram of a script's durations with one outcome."""
     return Sums(SCRIPT_SECONDS.labels(script, outcome))
 
 
 @cache
 def batch_size(script: str) -> Sums:
-    """Give where it is kept how many shared a script's calls."""
+    """Give the histogram of a script's batch sizes."""
     return Sums(BATCH_SIZE.labels(script), _SIZES)

@@ -1,4 +1,4 @@
-"""How to reach the store."""
+"""The settings of the store."""
 
 from __future__ import annotations
 

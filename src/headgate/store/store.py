@@ -24,7 +24,7 @@ from headgate.store.client.hints import Hints
 from headgate.store.client.link import Arg, Link, LinkLost, LinkTimeout, NodeClock, Reply, ServerError
 from headgate.store.client.pending import PendingReply
 from headgate.store.client.route import ROUTES, Route
-from headgate.store.errors import ELSEWHERE, LATER, NOT_RUN, as_problem
+from headgate.store.errors import NOT_RUN, OTHER_NODE, RETRY_LATER, as_problem
 from headgate.store.facts import NodeFacts, read_facts, refuse_lossy
 from headgate.store.keys import Thing
 from headgate.store.scripts.script import Script, sha_of
@@ -342,9 +342,9 @@ class Store:
                         continue
                     if error.code == "MOVED":
                         route.moved(slot, _target(error, link))
-                    elif error.code in ELSEWHERE:
+                    elif error.code in OTHER_NODE:
                         route.drop(link)
-                    elif error.code not in LATER and error.code != "NOSCRIPT":
+                    elif error.code not in RETRY_LATER and error.code != "NOSCRIPT":
                         raise as_problem(error) from error
                 if self._loop.time() + pause >= limit:
                     raise StoreUnavailable("The store is away.", retry_after=1).because(str(last_error)) from last_error
@@ -433,7 +433,7 @@ async def _wait_until_up(store: Store, seconds: float) -> None:
             return await store.ping(min(limit, loop.time() + 1))
         except StoreUnavailable as error:
             cause = error.__cause__
-            if isinstance(cause, ServerError) and cause.code not in LATER:
+            if isinstance(cause, ServerError) and cause.code not in RETRY_LATER:
                 raise as_problem(cause) from cause
             if last_error is None or not isinstance(cause, TimeoutError):
                 last_error = error  # an error says more than that the last attempt timed out
@@ -455,7 +455,7 @@ def _target(error: ServerError, link: Link) -> Endpoint:
 def _note_refusal(done: asyncio.Future[Reply], refused: list[ServerError]) -> None:
     """Keep the error of SCRIPT LOAD: the call itself only says NOSCRIPT."""
     error = None if done.cancelled() else done.exception()
-    if isinstance(error, ServerError) and error.code not in LATER:
+    if isinstance(error, ServerError) and error.code not in RETRY_LATER:
         refused.append(error)
 
 

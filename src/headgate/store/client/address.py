@@ -1,4 +1,4 @@
-"""Where a store is: the URLs people write, taken apart."""
+"""Parses the URL of a store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A store: its layout, its nodes, and how to sign in there."""
+    """The parsed URL of a store: its layout, nodes and credentials."""
 
     kind: StoreKind
     nodes: tuple[Endpoint, ...]
@@ -55,18 +55,18 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def check_address(url: str) -> None:
-    """Refuse a store's URL that cannot be read, without a look at the files that it names."""
+    """Refuse a store's URL that cannot be parsed, without opening the certificates that it names."""
     _parsed(url)
 
 
 def parse_address(url: str) -> Address:
-    """Take a store's URL apart; the password never shows in an error."""
+    """Parse a store's URL; errors never contain the password."""
     address, tls_options = _parsed(url)
     return address if tls_options is None else msgspec.structs.replace(address, tls=_tls(tls_options))
 
 
 def _parsed(url: str) -> tuple[Address, dict[str, str] | None]:
-    """Give the address without its certificates, and where these are, if it has any."""
+    """Give the address without its certificates, and the options that name them, None without TLS."""
     try:
         split = urlsplit(url)
     except ValueError:
