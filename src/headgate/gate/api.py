@@ -1,4 +1,4 @@
-"""HTTP routes of the gate: the check for each proxy's protocol, the check for a site's backend, and the waiting page."""
+"""HTTP routes of the gate: the checks for proxies and for a site's backend, and the waiting page."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class _Proxies:
         return verdict, await cookie_headers(self._gate, verdict.visitor, secure=secure)
 
     async def _answer(self, call: Call, options: dict[str, str], target: bytes) -> Answer:
-        """Answer as to the visitor, since proxies pass on refusals: Traefik and Caddy all but 2xx, Envoy all but 200 and 5xx."""
+        """Answer as to the visitor, since Traefik and Caddy pass on all but 2xx, and Envoy all but 200 and 5xx."""
         verdict, headers = await self._ask(call, options, target)
         if verdict.passes:
             if "Set-Cookie" in headers:

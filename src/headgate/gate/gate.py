@@ -261,7 +261,7 @@ class Gate:
         return held
 
     async def _renew(self, match: Match, user_id: str, visitor: Visitor | None) -> Verdict | None:
-        """Renew a session and its pass together, so that a pass never outlives its seat; None if the session is over."""
+        """Renew a session and its pass together, so that no pass outlives its seat; None if the session is over."""
         who = user_id or (visitor.id if visitor else "")
         try:
             _, seconds = await self._room.renew(match.queue.namespace, match.queue.name, who)

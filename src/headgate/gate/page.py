@@ -1,7 +1,7 @@
 """The waiting page: one self-contained document per visitor, in their language and the operator's colours.
 
-Every text from outside is escaped here and nowhere else. Style and script are inside the page and allowed by a nonce, so the
-page needs no other request to be shown.
+Every text from outside is escaped here and nowhere else. Style and script are inside the page and allowed by a nonce,
+so the page needs no other request to be shown.
 """
 
 from __future__ import annotations

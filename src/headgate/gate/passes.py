@@ -1,7 +1,8 @@
 """The visitor's cookie: a signed list of the visitor's id and passes.
 
-A visitor with a pass sends this cookie with each request, so it is verified without a store call: a keyed hash over the exact
-bytes, compared in constant time. One cookie holds the visitor and all passes, so a pass cannot be used by another visitor.
+A visitor with a pass sends this cookie with each request, so it is verified without a store call: a keyed hash over the
+exact bytes, compared in constant time. One cookie holds the visitor and all passes, so a pass cannot be used by another
+visitor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """All interpretations of a request's path.
 
-A path is bytes, and servers interpret it differently (`/sale/..;/x` is `/x` to one server and below `/sale` to another). A path
-is guarded if any interpretation of it is: case, percent-encoding, doubled slashes and dots make no difference. A path that
-has no complete list of interpretations (it is too long, is not UTF-8, is encoded too many times, has a zero byte, or has too
-many) is guarded by any queue that is on. Bypass paths are matched literally: a path not in normal form bypasses nothing.
+A path is bytes, and servers interpret it differently (`/sale/..;/x` is `/x` to one server and below `/sale` to
+another). A path is guarded if any interpretation of it is: case, percent-encoding, doubled slashes and dots make no
+difference. A path that has no complete list of interpretations (it is too long, is not UTF-8, is encoded too many
+times, has a zero byte, or has too many) is guarded by any queue that is on. Bypass paths are matched literally: a path
+not in normal form bypasses nothing.
 """
 
 from __future__ import annotations

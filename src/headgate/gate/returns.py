@@ -1,4 +1,4 @@
-"""Return addresses: visitors are sent back only to the site itself, or to a host that the queue's operator has named."""
+"""Return addresses: visitors are sent back only to the site, or to a host that the operator has named."""
 
 from __future__ import annotations
 

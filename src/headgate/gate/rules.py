@@ -1,9 +1,9 @@
 """The gate's rules: a copy of all queues in memory, with what they guard, which are on, and which passes were revoked.
 
-A request that no queue guards, or whose queue is off, costs no store call, and the rules stay in force during an outage of the
-store. A queue is read again when a hint says that it changed. Hints can be lost, so each refresh also reads the list of queues
-that were marked as changed since the last refresh. In case a process died between a change and its mark, each refresh also
-reads the one queue that was not read for longest.
+A request that no queue guards, or whose queue is off, costs no store call, and the rules stay in force during an outage
+of the store. A queue is read again when a hint says that it changed. Hints can be lost, so each refresh also reads the
+list of queues that were marked as changed since the last refresh. In case a process died between a change and its mark,
+each refresh also reads the one queue that was not read for longest.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Match:
         self.tag = queue.tag
         self.guard = guard
         self.resource = resource
-        # The match whose traffic this request counts for: itself, or an automatic queue that is off while this one is on.
+        # The match whose traffic is counted: this one, or that of an automatic queue that is off.
         self.counted = self if automatic else counted
         self.active = not automatic or policy.queue_all or resource in guard.on
         self.derived = queue != guard.thing
@@ -170,7 +170,7 @@ class GateRules:
             self._refresh_now.clear()
 
     async def refresh(self) -> None:
-        """Read the queues that may have changed: new ones, those marked or hinted at, and the one not read for longest."""
+        """Read the queues that may have changed: new, marked and hinted ones, and the one not read for longest."""
         before, began = self._changes, monotonic()
         changes = await self._queues.index.changes(before.last)
         due = {*self._stale, *changes.things}
@@ -256,7 +256,7 @@ class GateRules:
         return (self._match_incomplete(guards, target) if incomplete else None) or off
 
     def _ordered_guards(self, namespace: str) -> list[Guard]:
-        """Give a namespace's queues in the order of `_order`, without queues made from a template, which guards for them."""
+        """Give a namespace's queues in the order of `_order`, without those that were made from a template."""
         guards = self._ordered.get(namespace)
         if guards is None:
             own = (guard for guard in self._guards.values() if guard.thing.namespace == namespace)
@@ -280,7 +280,7 @@ class GateRules:
 
     @staticmethod
     def _resource_name(guard: Guard, resource: str, paths: Sequence[str]) -> str:
-        """Give the resource: the one that the caller named, or the pattern with the part of the path that its star matched."""
+        """Give the resource that the caller named, else the pattern with the part of the path that its star matched."""
         auto = guard.policy.auto
         captured = None if resource or auto is None else guard.paths.capture(paths)
         if auto is None or captured is None:

@@ -1,8 +1,9 @@
 """Traffic: each gate counts requests in memory and sends the counts to the store several times a second.
 
-The store adds the counts of all gates over a sliding window and switches a queue on when its threshold is crossed. Workers
-switch it off again when its traffic was below the threshold for the cooldown and nobody waits. A queue that was made from a
-template is removed when it is off and no ticket of it is held; if its template is deleted, waiting users are promoted first.
+The store adds the counts of all gates over a sliding window and switches a queue on when its threshold is crossed.
+Workers switch it off again when its traffic was below the threshold for the cooldown and nobody waits. A queue that was
+made from a template is removed when it is off and no ticket of it is held; if its template is deleted, waiting users
+are promoted first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Traffic:
         counts[match] = counts.get(match, 0) + 1
 
     async def flush(self) -> None:
-        """Send the counts since the last flush to the store; counts that cannot be sent are dropped, since they are soon old."""
+        """Send the counts since the last flush to the store; counts that cannot be sent are dropped."""
         counts, self._counts = self._counts, {}
         by_template: dict[Thing, Counter[str]] = {}
         for match, number in counts.items():
@@ -96,7 +97,7 @@ class Traffic:
         await self._remove_derived()
 
     def _is_due(self, guard: Guard) -> bool:
-        """Tell whether to run `cool` for a template: each second while a resource is on, else rarely, to drop old counts."""
+        """Tell whether to cool a template: each second while a resource is on, else rarely, to drop old counts."""
         now = monotonic()
         if not guard.on and now - self._cooled_at.get(guard.thing, -IDLE_SECONDS) < IDLE_SECONDS:
             return False
@@ -151,7 +152,7 @@ class Traffic:
                 await self._remove(queue, has_template=template is not None and template.policy.auto is not None)
 
     async def _remove(self, queue: Thing, *, has_template: bool) -> None:
-        """Remove a queue once nobody in it can be promoted and no ticket is held; drain it first if its template is gone."""
+        """Remove a queue once nobody can be promoted and no ticket is held; drain it first without a template."""
         try:
             view = await self._queues.view(queue)
             stopped = view.paused or view.rate_per_second == 0 or view.capacity == 0

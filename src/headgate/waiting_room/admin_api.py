@@ -1,4 +1,4 @@
-"""HTTP routes of the waiting room for operators; a change may require a version, and the audit trail names its author."""
+"""HTTP routes of the waiting room for operators; a change may require a version of the queue."""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ class Entries:
         if user_id is None and not arguments.place_token:
             user_id, claim = _new_user_id(keys, thing, nickname, arguments.idempotency_key), PROVEN
         else:
-            proven = self._authenticate(keys, thing, arguments)
+            proven = self._authenticate(
+                keys, thing, user_id, arguments.place_token, arguments.trusted, nickname, arguments.proof
+            )
             user_id, claim = proven.user_id, proven.encode()
         item = (user_id, nickname, claim, traces.traceparent() or "")
         call = self._entry_batch.call(thing, *item)
@@ -116,8 +118,7 @@ class Entries:
         """Give a user's status; the script records that the user is still there."""
         claim = ""  # an anonymous id is a secret
         if trusted or place_token is not None:
-            arguments = EntryArguments("", user_id, place_token=place_token, trusted=trusted)
-            claim = self._authenticate(await self._keys(), thing, arguments).encode()
+            claim = self._authenticate(await self._keys(), thing, user_id, place_token, trusted).encode()
         call = self._status_batch.call(thing, user_id, claim)
         try:
             reply: Any = await call  # no cast: it would be one more call on a hot path
@@ -131,8 +132,7 @@ class Entries:
 
     async def leave(self, thing: Thing, user_id: str, *, place_token: str | None, trusted: bool) -> None:
         """Give up the place or the ticket."""
-        arguments = EntryArguments("", user_id, place_token=place_token, trusted=trusted)
-        claim = self._authenticate(await self._keys(), thing, arguments)
+        claim = self._authenticate(await self._keys(), thing, user_id, place_token, trusted)
         await self._queues.with_restore(
             thing, lambda: self._store.run(LEAVE, thing, claim.user_id, int(claim.proven)), in_line=True
         )
@@ -207,9 +207,17 @@ class Entries:
             raise full
         return call, reply
 
-    def _authenticate(self, keys: SigningKeys, thing: Thing, arguments: EntryArguments) -> EntryClaim:
+    def _authenticate(
+        self,
+        keys: SigningKeys,
+        thing: Thing,
+        user_id: str | None,
+        place_token: str | None,
+        trusted: bool,
+        nickname: str = "",
+        proof: str | None = None,
+    ) -> EntryClaim:
         """Check what a caller shows for a user: a place token, a proof, or a service token."""
-        user_id, proof, place_token = arguments.user_id, arguments.proof, arguments.place_token
         if user_id is not None:
             member_id(user_id, "userId")
         place = (
@@ -217,18 +225,19 @@ class Entries:
             if place_token
             else None
         )
-        if proof is not None and user_id is not None and not arguments.trusted:
+        if proof is not None and user_id is not None and not trusted:
             self._proofs.check(proof, queue=thing.name, user_id=user_id, now=self._store.now(thing))
-        known = arguments.trusted or proof is not None
+        known = trusted or proof is not None
         if place is not None:
             # After its expiry a token still proves the user, who may wait longer than that, but brings no place back.
             number = place.place if place.exp >= self._store.now(thing) else None
-            nickname, account = arguments.nickname or place.name, place.account or known
             promoted = self._memory.was_promoted(thing, place.sub)
-            return EntryClaim(place.sub, nickname, account, True, number, place.gen, promoted)
+            return EntryClaim(
+                place.sub, nickname or place.name, place.account or known, True, number, place.gen, promoted
+            )
         if user_id is None:
             raise InvalidRequest("userId is missing.", field="userId")
-        return EntryClaim(user_id, arguments.nickname, account=known, proven=known)
+        return EntryClaim(user_id, nickname, account=known, proven=known)
 
     def _watch(self, thing: Thing, user_id: str, changed: asyncio.Event) -> None:
         users = self._watchers.get(thing)

@@ -1,7 +1,7 @@
 """Finds contradictions in a queue: sets that must agree, sums, and members without an owner. Nothing is changed.
 
-A queue is inspected in steps. Each step is one script call that compares some members of one key with the rest of the queue, so
-a long queue needs no long call, and a change between two steps is not taken for a contradiction.
+A queue is inspected in steps. Each step is one script call that compares some members of one key with the rest of the
+queue, so a long queue needs no long call, and a change between two steps is not taken for a contradiction.
 """
 
 from __future__ import annotations

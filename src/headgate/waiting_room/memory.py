@@ -27,11 +27,11 @@ class QueueFacts(msgspec.Struct, frozen=True):
 
 
 class RememberedQueue(msgspec.Struct):
-    """The latest known state of a queue: a snapshot of its policy, the last place promoted, and who has not entered since.
+    """The latest known state of a queue: its policy, the last place promoted, and the promoted users.
 
     `serving` is the last place promoted in `epoch`, and `served` the last one in epochs before it. `unconfirmed` are
-    promoted users of whom a hint may have been missed. They count again if the next reply has a new epoch, because then the
-    store was away in between.
+    promoted users of whom a hint may have been missed. They count again if the next reply has a new epoch, because then
+    the store was away in between.
     """
 
     snapshot: bytes = b""
@@ -59,7 +59,7 @@ class RememberedQueue(msgspec.Struct):
     def apply_changes(self, changes: Iterable[str]) -> None:
         """Record the changes that a hint lists.
 
-        `+` and an id is a user who was promoted and has not entered; a bare id is one to whom anything else happened; `=` is
+        `+` and an id is a user who was promoted and has not entered, a bare id is any other change of a user, and `=` is
         the epoch and the last place promoted.
         """
         for change in changes:
@@ -86,7 +86,7 @@ class RememberedQueue(msgspec.Struct):
 
 
 class QueueMemory:
-    """Remembered queues; bounded, and only queues that exist are added, since callers choose the names that they ask for."""
+    """Remembered queues; bounded, and only existing queues are added, since callers choose the names."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most

@@ -60,9 +60,9 @@ log = get_logger()
 class QueueNumbers:
     """The numbers that the store keeps for each queue, as they were read last.
 
-    Every process shows the same numbers, because each ticket is counted once, by the script that makes it. Only busy queues
-    are read each time. The fullest queues are shown by name and the rest as `other`. Counters of `other` begin at the first
-    read, so that they never decrease when a queue changes between named and `other`.
+    Every process shows the same numbers, because each ticket is counted once, by the script that makes it. Only busy
+    queues are read each time. The fullest queues are shown by name and the rest as `other`. Counters of `other` begin
+    at the first read, so that they never decrease when a queue changes between named and `other`.
     """
 
     def __init__(

@@ -69,12 +69,12 @@ class Eta(Wire):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The numbers from which a wait is estimated: users are promoted at the policy's pace while seats are free, and after
-    that as fast as seats are given up (`turnover`, seats a second).
+    """The numbers from which a wait is estimated.
 
-    A queue that fills free seats is fast, which says nothing about a user who waits for somebody to leave. Turnover is also
-    higher at first: promoted users who do not come hold their seats until their tickets expire, so it slows down from
-    `first_turnover` to `turnover`.
+    Users are promoted at the policy's pace while seats are free, then as fast as seats are given up (`turnover` a
+    second). A queue that fills free seats is fast, which says nothing about a user who waits for somebody to leave.
+    Turnover is also higher at first: promoted users who do not come hold their seats until their tickets expire, so it
+    slows down from `first_turnover` to `turnover`.
     """
 
     pace: float
@@ -112,7 +112,7 @@ class Forecast(msgspec.Struct, frozen=True):
             seconds += self._turnover_seconds(behind)
             # Users who stay long have not left yet, so the turnover is a guess until most seats changed hands once.
             youth = self.cycle_seconds / 4 / max(self.seconds, 1.0)
-            # About nine in ten waits are in this range: the spread of a count is its root, of the seats freed and of the ranks.
+            # About nine in ten waits are in this range: the spread of a count is its root.
             late = self.late_doubt * min(1.0, seconds / self.late_seconds) if self.late_seconds else 0.0
             spread = 1 / self.freed + 1 / behind + late * late
             doubt = min(MOST_DOUBT, math.sqrt(STEADY_DOUBT + 2.7 * spread + youth * youth))
@@ -139,7 +139,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def poll_after_ms(rank: int, eta: Eta | None, grace_seconds: float = 120.0, free: int = 0) -> int:
-    """Choose when a user polls again: soon near the front, seldom far behind, and at random, so that polls spread out."""
+    """Choose when a user polls again: soon near the front, seldom far behind, with jitter."""
     base: float = LEAST_POLL_MS
     behind = rank - free - 20
     if behind > 0:

@@ -202,7 +202,7 @@ class PolicyChange(Wire, kw_only=True):
         if policy is None and wanted.get("capacity") is not None:
             wanted.setdefault("seats", Seats.FIXED)
         if policy is None and not wanted.keys() & {"seats", "capacity"} and (wanted.get("auto") or wanted.get("paths")):
-            # A gate's queue has no servers, and visitors inside when it switches on were never counted: it admits by rate.
+            # A gate's queue has no servers, and visitors inside were never counted: it admits by rate.
             wanted.update(seats=Seats.FIXED, capacity=MANY_SEATS)
             if isinstance(auto := wanted.get("auto"), Auto):
                 wanted.setdefault("rate_per_second", auto.own_rate)

@@ -38,7 +38,7 @@ class Promotion:
         self._settings = settings
 
     async def step(self, thing: Thing, most: int | None = None) -> tuple[bool, int | None, int]:
-        """Run one step of a queue: give whether more is due now, in how many ms it is due again, and how many were promoted."""
+        """Run one step: give whether more is due now, in how many ms it is due again, and how many were promoted."""
         most = most or self._settings.step_people
         reply = cast(
             "list[int | bytes]",
@@ -73,7 +73,7 @@ class Promotion:
             await self._visit_all(claims)
 
     async def run(self) -> None:
-        """Visit due queues for the life of the process, each in a task of its own, so that a slow one delays no other."""
+        """Visit due queues for the life of the process, each in its own task, so that a slow one delays no other."""
         with suppress(HeadgateError):  # gateways note it too
             await self._queues.index.note_age()
         visits: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""Queues as operators see them: policies, switches, figures, audit, history; and restoring queues that the store lost."""
+"""Queues as operators see them: policies, switches, figures, audit, history; and restoring lost queues."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Queues:
         return found
 
     async def figures(self, thing: Thing) -> Figures | None:
-        """Give a queue's numbers, with an estimate of how many waiting users were seen lately; None if the queue is gone."""
+        """Give a queue's numbers, with an estimate of the users seen lately; None if the queue is gone."""
         try:
             view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
             board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
@@ -177,8 +177,8 @@ class Queues:
     async def with_restore(self, thing: Thing, call: Callable[[], Awaitable[T]], *, in_line: bool = False) -> T:
         """Make a call on a queue; if the store has lost the queue, restore it from memory and repeat the call.
 
-        With `in_line`, a call for a waiting user raises StoreUnavailable, which means try again, if this process does not
-        remember the queue and the store has just lost its data.
+        With `in_line`, a call for a waiting user raises StoreUnavailable, which means try again, if this process does
+        not remember the queue and the store has just lost its data.
         """
         try:
             return await call()
@@ -198,7 +198,7 @@ class Queues:
             raise QueueUnknown from error
 
     async def mark_changed(self, thing: Thing) -> None:
-        """Make every gate read a queue again, even if it misses the hint; if this fails, gates learn of the change later."""
+        """Make every gate read a queue again, even one that misses the hint; if this fails, gates read it later."""
         try:
             await self.index.mark(thing)
         except HeadgateError as error:

@@ -68,7 +68,7 @@ class QueueServers:
         return Beat(bool(drain), bool(wanted), seq)
 
     async def remove_server(self, thing: Thing, instance_id: str, *, drain: bool) -> None:
-        """Remove a server, or drain it; after a removal the next visit ends its sessions and moves the unconfirmed ones."""
+        """Remove a server, or drain it; after a removal the next visit ends or moves its sessions."""
         member_id(instance_id, "instanceId")
 
         async def remove() -> Reply:

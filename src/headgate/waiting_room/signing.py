@@ -1,8 +1,8 @@
 """Signed tokens: tickets that a server verifies by itself, place tokens that restore a place, and proofs of a site.
 
-Tickets are Ed25519 JWS, since servers have only public keys. Place tokens are verified only here, so they are HMACs under a
-secret derived from the same key, fast enough for every entry. The first key signs and all keys verify, so keys are rotated
-by appending a new one everywhere, then putting it first, and removing the old one a day later.
+Tickets are Ed25519 JWS, since servers have only public keys. Place tokens are verified only here, so they are HMACs
+under a secret derived from the same key, fast enough for every entry. The first key signs and all keys verify, so keys
+are rotated by appending a new one everywhere, then putting it first, and removing the old one a day later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decodes the packed replies of scripts into a `Status`.
 
-The reply for one user has state, account, place and rank, and for a promoted user the seat that the ticket holds. The facts
-that are the same for all users of a queue come once with each call. They stay the same from one promotion step to the next, so
-they are decoded once and not for each user.
+The reply for one user has state, account, place and rank, and for a promoted user the seat that the ticket holds. The
+facts that are the same for all users of a queue come once with each call. They stay the same from one promotion step to
+the next, so they are decoded once and not for each user.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ PAUSED: Final = 2
 
 # Of the user: state, account, place, rank.
 _USER: Final = struct.Struct("<cBdI")
-# Of the queue: generation, seconds since anybody waits, switches, grace, serving, epoch, and the forecast (free, turnover,
-# seats freed, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and about promoted users who
-# do not come: first turnover, seconds in which it slows down, its uncertainty, seconds they hold a seat).
+# Of the queue: generation, seconds since anybody waits, switches, grace, serving, epoch, and the forecast (free,
+# turnover, seats freed, seconds a seat is taken, the policy's pace, the fastest turnover, seconds of a tick; and about
+# promoted users who do not come: first turnover, seconds in which it slows down, its uncertainty, seconds they hold a
+# seat).
 _FACTS: Final = struct.Struct("<ddBdddIdddddddddd")
 # Of a held seat: milliseconds left, then ticket, server and address, each after its length.
 _HOLD: Final = struct.Struct("<dB")

@@ -100,8 +100,9 @@ class Seat(Wire):
 class Status(Wire, kw_only=True, omit_defaults=True):
     """A user's state in a queue; `rank` is 1 for the first in line and 0 once promoted.
 
-    While there is no `eta`, `leastSeconds` is the shortest possible wait, if that is known. `paused` is true while nobody is
-    promoted and all places are kept. Fields without a value are None in Python and absent on the wire, as is `paused` if false.
+    While there is no `eta`, `leastSeconds` is the shortest possible wait, if that is known. `paused` is true while
+    nobody is promoted and all places are kept. Fields without a value are None in Python and absent on the wire, as is
+    `paused` if false.
     """
 
     status: State
@@ -200,7 +201,7 @@ class Board(Wire):
 
 
 class Figures(Wire, kw_only=True):
-    """The current numbers of a queue; `capacity` is the seats in force, `rate_per_second` the admissions measured lately."""
+    """The numbers of a queue; `capacity` is the seats in force, `rate_per_second` the admissions measured lately."""
 
     waiting: int
     live: int
