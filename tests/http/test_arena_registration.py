@@ -27,7 +27,7 @@ TYPE = "headgate-arena"
 
 
 class Both:
-    """What the queue and the registry say of one server."""
+    """One server as the queue and the registry see it."""
 
     def __init__(self, store: Store, world: World) -> None:
         self.store, self.world = store, world

@@ -1,4 +1,4 @@
-"""What operators measure of registry and config: a gateway's numbers, and a worker's."""
+"""Metrics of registry and config: a gateway's numbers, and a worker's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of locks share: a client as another process has it, and what can be seen of a lock."""
+"""Shared by the tests of locks: a client as in another process, and the observable state of a lock."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CALM = LockSettings(ack_ms=5000)
 
 @pytest.fixture(autouse=True)
 def a_primary_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a caller is told of a primary that falls silent while it counts its replicas is not tested here."""
+    """Give the store enough time: a primary that falls silent while it counts replicas is not tested here."""
     monkeypatch.setattr("headgate.store.store.ACK_SLACK", 10)
     monkeypatch.setattr("headgate.store.client.link.STALL_SECONDS", 10)
 

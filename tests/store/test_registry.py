@@ -1,4 +1,4 @@
-"""What the registry promises, on a real store: registration, heartbeats, discovery, expiry, protection, overrides."""
+"""The registry on a real store: registration, heartbeats, discovery, expiry, protection, overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told: mass-expiry protection and health, both when they come and when they pass."""
+"""Alerts of mass-expiry protection and health, both when they come and when they pass."""
 
 from __future__ import annotations
 

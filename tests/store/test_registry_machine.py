@@ -29,7 +29,7 @@ STEP_MS = 2000
 
 
 class Member:
-    """What the model knows of an instance."""
+    """An instance in the model."""
 
     def __init__(self, deadline: int, host: str, persistent: bool) -> None:
         self.deadline, self.host, self.persistent = deadline, host, persistent

@@ -1,7 +1,7 @@
 """Messages of the arena: UTF-8 JSON in an envelope of `type` and `payload`, in both directions.
 
-A message to many players is encoded once, down to the bytes of its WebSocket frame: a server's frames are not masked, so
-they are the same for everybody.
+A message to many players is encoded once, down to the bytes of its WebSocket frame: a server's frames are not masked,
+so they are the same for everybody.
 """
 
 from __future__ import annotations

@@ -7,23 +7,12 @@ from typing import Final
 
 import msgspec
 
+from headgate.config import wire
 from headgate.config.config import Config, content_type_of, value_of
 from headgate.config.live_settings import definitions_of
 from headgate.config.model import ANY_VERSION, VERBS, Draft, Published, Value, check_key
 from headgate.config.problems import ContentInvalid, NamespaceFull, UnknownKey, UnknownVersion
 from headgate.config.watch import events
-from headgate.config.wire import (
-    ConfigBatchAnswer,
-    ConfigBatchRequest,
-    ConfigWatchQuery,
-    DeleteQuery,
-    GetQuery,
-    PublishRequest,
-    RollbackRequest,
-    Values,
-    Versions,
-    VersionsQuery,
-)
 from headgate.http.conditional import expected_version, holds
 from headgate.http.paging import PageQuery, page_of
 from headgate.http.routes import Access, Answer, Call, Operation, Stream
@@ -48,46 +37,47 @@ def operations(config: Config) -> list[Operation]:
     return [
         Operation(
             "GET", space, api.list_values, "List a namespace's values", name="config_list", access=Access.READ, tag=TAG,
-            query=PageQuery, answer=Values, namespaced=True,
+            query=PageQuery, answer=wire.Values, namespaced=True,
         ),
         Operation(
             "POST", space, api.publish_batch, "Publish several keys, all or none", name="config_publish",
-            access=Access.SERVICE, tag=TAG, body=ConfigBatchRequest, body_limit=MOST_BATCH_BODY, answer=ConfigBatchAnswer,
-            errors=writes, namespaced=True,
+            access=Access.SERVICE, tag=TAG, body=wire.ConfigBatchRequest, body_limit=MOST_BATCH_BODY,
+            answer=wire.ConfigBatchAnswer, errors=writes, namespaced=True,
         ),
         Operation(
             "GET", f"{space}/watch", api.watch, "Watch a namespace", name="config_watch", access=Access.READ, tag=TAG,
-            query=ConfigWatchQuery, content_type="text/event-stream", namespaced=True,
+            query=wire.ConfigWatchQuery, content_type="text/event-stream", namespaced=True,
             headers={"Last-Event-ID": "The revision to go on from, as an event's id gave it; before `revision`."},
         ),
         Operation(
             "GET", one, api.get, "Read a value", name="config_get",
-            access=Access.READ, tag=TAG, query=GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion),
-            namespaced=True, other_statuses=(304,), headers={"If-None-Match": "The version you have: 304 if it is the newest."},
+            access=Access.READ, tag=TAG, query=wire.GetQuery, answer=Value, errors=(UnknownKey, UnknownVersion),
+            namespaced=True, other_statuses=(304,),
+            headers={"If-None-Match": "The version you have: 304 if it is the newest."},
         ),
         Operation(
-            "GET", f"{space}/{{key}}/history", api.history, "List a key's versions, newest first, each with its difference",
-            name="config_history", access=Access.READ, tag=TAG, query=VersionsQuery, answer=Versions,
+            "GET", f"{space}/{{key}}/history", api.history,
+            "List a key's versions, newest first, each with its difference", name="config_history", access=Access.READ, tag=TAG, query=wire.VersionsQuery, answer=wire.Versions,
             errors=(UnknownKey,), namespaced=True,
         ),
         Operation(
             "POST", f"{space}/{{key}}/rollback", api.roll_back, "Publish an old version's content as a new version",
-            name="config_rollback", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
+            name="config_rollback", access=Access.SERVICE, tag=TAG, body=wire.RollbackRequest, answer=Published,
             errors=(UnknownVersion, VersionConflict), namespaced=True, headers=expecting,
         ),
         Operation(
             "PUT", one, api.put, "Publish a new version", name="config_put", access=Access.SERVICE, tag=TAG,
-            body=PublishRequest, body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
+            body=wire.PublishRequest, body_limit=MOST_BODY, answer=Published, errors=writes, namespaced=True,
             headers={**expecting, "If-None-Match": "`*`: only if there is no such key."},
         ),
         Operation(
             "DELETE", one, api.delete, "Delete a key; its history stays", name="config_delete", access=Access.SERVICE,
-            tag=TAG, query=DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
+            tag=TAG, query=wire.DeleteQuery, answer=Published, errors=(UnknownKey, VersionConflict), namespaced=True,
             headers=expecting,
         ),
         Operation(
             "POST", one, api.roll_back_rest, "With /rollback after the key: publish an old version's content again",
-            name="config_roll_back", access=Access.SERVICE, tag=TAG, body=RollbackRequest, answer=Published,
+            name="config_roll_back", access=Access.SERVICE, tag=TAG, body=wire.RollbackRequest, answer=Published,
             errors=(NotFound, UnknownVersion, VersionConflict), namespaced=True, headers=expecting, documented=False,
         ),
     ]  # fmt: skip
@@ -97,17 +87,17 @@ class ConfigRoutes:
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    async def list_values(self, call: Call) -> Values:
+    async def list_values(self, call: Call) -> wire.Values:
         state = await self._config.read(call.namespace)
         values = state.values if _may_see_secrets(call) else [value.masked() for value in state.values]
         query: PageQuery = call.query
         ordered, next_page = page_of(values, lambda value: value.key, query.limit, query.page)
         definitions = definitions_of(self._config.definitions.get(call.namespace))
-        return Values(ordered, state.revision, state.epoch, definitions, next_page)
+        return wire.Values(ordered, state.revision, state.epoch, definitions, next_page)
 
-    async def get(self, call: Call) -> Value | Answer | Versions:
+    async def get(self, call: Call) -> Value | Answer | wire.Versions:
         key, word = _split(call.path["key"])
-        query: GetQuery = call.query
+        query: wire.GetQuery = call.query
         if word == "history":
             return await self._history(call, key, query.before, query.limit)
         if word:
@@ -123,17 +113,17 @@ class ConfigRoutes:
             return Answer(status=304, headers=answer.headers)
         return answer
 
-    async def history(self, call: Call) -> Versions:
-        query: VersionsQuery = call.query
+    async def history(self, call: Call) -> wire.Versions:
+        query: wire.VersionsQuery = call.query
         return await self._history(call, call.path["key"], query.before, query.limit)
 
-    async def _history(self, call: Call, key: str, before: int, limit: int) -> Versions:
-        return Versions(
+    async def _history(self, call: Call, key: str, before: int, limit: int) -> wire.Versions:
+        return wire.Versions(
             await self._config.history(call.namespace, key, before=before, most=limit, clear=_may_see_secrets(call))
         )
 
     async def put(self, call: Call) -> Answer:
-        body: PublishRequest = call.body
+        body: wire.PublishRequest = call.body
         key = check_key(call.path["key"])
         _may_write(call, self._config)
         draft = Draft(
@@ -150,11 +140,11 @@ class ConfigRoutes:
             # Deleting a missing key must not create a version.
             expected = (await self._config.get(call.namespace, key)).version
         draft = Draft(key, None, expected=expected)
-        query: DeleteQuery = call.query
+        query: wire.DeleteQuery = call.query
         return (await self._config.publish(call.namespace, [draft], author=call.caller.name, reason=query.reason))[key]
 
-    async def publish_batch(self, call: Call) -> ConfigBatchAnswer:
-        body: ConfigBatchRequest = call.body
+    async def publish_batch(self, call: Call) -> wire.ConfigBatchAnswer:
+        body: wire.ConfigBatchRequest = call.body
         _may_write(call, self._config)
         drafts = [
             Draft(item.key, item.content, content_type_of(item.content_type), item.version, item.secret)
@@ -162,14 +152,14 @@ class ConfigRoutes:
         ]
         made = await self._config.publish(call.namespace, drafts, author=call.caller.name, reason=body.reason)
         revision = max(each.revision for each in made.values())
-        return ConfigBatchAnswer({key: each.version for key, each in made.items()}, revision)
+        return wire.ConfigBatchAnswer({key: each.version for key, each in made.items()}, revision)
 
     async def roll_back(self, call: Call) -> Published:
         return await self._roll_back(call, check_key(call.path["key"]))
 
     async def _roll_back(self, call: Call, key: str) -> Published:
         _may_write(call, self._config)
-        body: RollbackRequest = call.body
+        body: wire.RollbackRequest = call.body
         return await self._config.roll_back(
             call.namespace,
             key,
@@ -187,7 +177,7 @@ class ConfigRoutes:
         return await self._roll_back(call, key)
 
     async def watch(self, call: Call) -> Stream:
-        query: ConfigWatchQuery = call.query
+        query: wire.ConfigWatchQuery = call.query
         position = call.header("last-event-id")
         after = revision_number(position, "Last-Event-ID") if position else query.revision
         keys = frozenset(check_key(key) for key in query.key) or None

@@ -60,10 +60,7 @@ class Config:
     """All namespaces of a store; `definitions` gives the required type of each key of a namespace."""
 
     def __init__(
-        self,
-        store: Store,
-        settings: ConfigSettings | None = None,
-        definitions: Mapping[str, Definitions] | None = None,
+        self, store: Store, settings: ConfigSettings | None = None, definitions: Mapping[str, Definitions] | None = None
     ) -> None:
         self.store = store
         self.settings = settings or ConfigSettings()
@@ -112,23 +109,13 @@ class Config:
             expected = "" if draft.expected is None else draft.expected
             items += [draft.key, expected, *await self._item(namespace, draft)]
         settings = self.settings
-        common = _fields(author=author, reason=reason)
-        reply = cast(
-            "list[bytes]",
-            await self.store.run(
-                DELETE if all(draft.content is None for draft in drafts) else PUBLISH,
-                self.space(namespace),
-                settings.history,
-                settings.history_bytes,
-                settings.most_keys,
-                settings.kept_versions,
-                int(settings.kept_days * 86_400_000),
-                new_ulid(),
-                settings.namespace_bytes,
-                common,
-                *items,
-            ),
-        )
+        arguments = (
+            settings.history, settings.history_bytes, settings.most_keys, settings.kept_versions,
+            int(settings.kept_days * 86_400_000), new_ulid(), settings.namespace_bytes,
+            _fields(author=author, reason=reason),
+        )  # fmt: skip
+        operation = DELETE if all(draft.content is None for draft in drafts) else PUBLISH
+        reply = cast("list[bytes]", await self.store.run(operation, self.space(namespace), *arguments, *items))
         outcome = reply[0].decode()
         metrics.PUBLISHES.labels(outcome).inc()
         if outcome == "full":
@@ -151,7 +138,7 @@ class Config:
     async def history(
         self, namespace: str, key: str, *, before: int = 0, most: int = PAGE, clear: bool = True
     ) -> list[Value]:
-        """List a key's versions, newest first, each with a diff to the one before; without `clear`, secrets are masked."""
+        """List a key's versions, newest first, with diffs; secrets are masked unless `clear`."""
         reply = await self.store.run(VERSIONS, self.space(namespace), check_key(key), before, most + 1)
         entries = [_entries.decode(each) for each in cast("list[bytes]", reply)]
         if not entries and not before:
@@ -196,7 +183,7 @@ class Config:
         return f"Version {version} of {key} is not kept."
 
     async def _with_content_types(self, namespace: str, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """Fill in missing content types: the key's current one; for a new key text, or JSON where it has a definition."""
+        """Fill in missing content types: the key's current one; for a new key text, or JSON if it has a definition."""
         untyped = [draft.key for draft in drafts if draft.content is not None and draft.content_type is None]
         if not untyped:
             return drafts

@@ -84,9 +84,10 @@ ANY_VERSION: Final = -1
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A new version to publish; `expected` is the version it replaces (0: none may exist, `ANY_VERSION`: one must exist).
+    """A new version; `expected` is the version it replaces (0: none may exist, `ANY_VERSION`: one must exist).
 
-    Without content the key is deleted. `content_type` and `secret` None keep what the key has (text and not secret, if new).
+    Without content the key is deleted. `content_type` and `secret` None keep what the key has (text and not secret, if
+    it is new).
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Watches of a namespace: the current values, then every publish; a resumed watch first gets the latest of each changed key."""
+"""Watches of a namespace: the current values, then every publish; a resumed watch skips old versions."""
 
 from __future__ import annotations
 

@@ -75,19 +75,17 @@ class Values(Wire, frozen=True):
     next_page: str | None = None
 
 
-class GetQuery(Wire, frozen=True):
-    """For a history: versions before this one, and a limit. `version` reads one old version."""
-
-    before: Annotated[int, Meta(ge=0)] = 0
-    limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    version: Annotated[int, Meta(ge=1)] | None = None
-
-
 class VersionsQuery(Wire, frozen=True):
     """Versions before this one, and a limit."""
 
     before: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class GetQuery(VersionsQuery, frozen=True):
+    """For a history: versions before this one, and a limit. `version` reads one old version."""
+
+    version: Annotated[int, Meta(ge=1)] | None = None
 
 
 class DeleteQuery(Wire, frozen=True):

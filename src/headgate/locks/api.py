@@ -11,21 +11,11 @@ import msgspec
 from headgate.http.routes import EVENTS, Access, Call, Operation, Stream, event
 from headgate.kit.ids import display_text, new_ulid
 from headgate.kit.problems import NotFound
+from headgate.locks import wire
 from headgate.locks.fences import FencedValue
 from headgate.locks.locks import Locks
 from headgate.locks.model import LockRequest, LockState, checked_holder
 from headgate.locks.problems import FenceOutdated, LockHeld, NotHolder, NotReplicated
-from headgate.locks.wire import (
-    MOST_LABEL,
-    Acquired,
-    AcquireRequest,
-    BreakRequest,
-    Broken,
-    FencedRequest,
-    HolderRequest,
-    LockHistory,
-    LockList,
-)
 
 MOST_BODY: Final = 4_194_304
 
@@ -37,20 +27,22 @@ def operations(locks: Locks) -> list[Operation]:
     return [
         Operation(
             "POST", f"{one}/acquire", api.acquire_lock, "Take a lock, standing in line if you like",
-            access=Access.SERVICE, tag=tag, body=AcquireRequest, answer=Acquired, errors=(LockHeld, NotReplicated),
-            namespaced=True,
+            access=Access.SERVICE, tag=tag, body=wire.AcquireRequest, answer=wire.Acquired,
+            errors=(LockHeld, NotReplicated), namespaced=True,
         ),
         Operation(
             "POST", f"{one}/renew", api.renew_lock, "Make your lease last one whole TTL from now",
-            access=Access.SERVICE, tag=tag, body=HolderRequest, answer=Acquired, errors=(NotHolder,), namespaced=True,
+            access=Access.SERVICE, tag=tag, body=wire.HolderRequest, answer=wire.Acquired, errors=(NotHolder,),
+            namespaced=True,
         ),
         Operation(
             "POST", f"{one}/release", api.release_lock, "Give a lock back",
-            access=Access.SERVICE, tag=tag, body=HolderRequest, errors=(NotHolder,), namespaced=True,
+            access=Access.SERVICE, tag=tag, body=wire.HolderRequest, errors=(NotHolder,), namespaced=True,
         ),
         Operation(
             "POST", f"{one}/break", api.break_lock, "Take a lock away from its holder",
-            access=Access.ADMIN, tag=tag, body=BreakRequest, body_optional=True, answer=Broken, namespaced=True,
+            access=Access.ADMIN, tag=tag, body=wire.BreakRequest, body_optional=True, answer=wire.Broken,
+            namespaced=True,
         ),
         Operation(
             "GET", one, api.show_lock, "See whether a lock is held",
@@ -64,15 +56,15 @@ def operations(locks: Locks) -> list[Operation]:
         ),
         Operation(
             "GET", f"{one}/history", api.lock_history, "See which holdings ran out or were broken",
-            access=Access.READ, tag=tag, answer=LockHistory, namespaced=True,
+            access=Access.READ, tag=tag, answer=wire.LockHistory, namespaced=True,
         ),
         Operation(
             "GET", "/lock/v1", api.list_locks, "List the locks that are held or waited for",
-            access=Access.READ, tag=tag, answer=LockList, namespaced=True,
+            access=Access.READ, tag=tag, answer=wire.LockList, namespaced=True,
         ),
         Operation(
             "PUT", "/fenced/v1/{key}", api.set_fenced, "Write a value unless a newer holder has written",
-            access=Access.SERVICE, tag=tag, body=FencedRequest, body_limit=MOST_BODY, errors=(FenceOutdated,),
+            access=Access.SERVICE, tag=tag, body=wire.FencedRequest, body_limit=MOST_BODY, errors=(FenceOutdated,),
             namespaced=True,
         ),
         Operation(
@@ -86,8 +78,8 @@ class LockRoutes:
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
 
-    async def acquire_lock(self, call: Call) -> Acquired:
-        body: AcquireRequest = call.body
+    async def acquire_lock(self, call: Call) -> wire.Acquired:
+        body: wire.AcquireRequest = call.body
         holder = checked_holder(body.holder) if body.holder is not None else self._locks.names.next()
         request = LockRequest(
             call.namespace,
@@ -95,28 +87,28 @@ class LockRoutes:
             body.ttl_seconds,
             body.wait_seconds,
             body.delay_seconds,
-            body.label or call.caller.name[:MOST_LABEL],
+            body.label or call.caller.name[: wire.MOST_LABEL],
             replicas=body.replicas,
-            # A client may retry under the same name; noticing late that the first request was cut must not release the second's lock.
+            # A client may retry under the same name; withdrawing a cut request must not release the retry's lock.
             request_id=new_ulid() if body.holder is not None else "-",
         )
         granting = self._locks.take(request, holder)
         # A client that disconnects stops waiting.
         grant = await (call.until_disconnect(granting) if body.wait_seconds else granting)
-        return Acquired(holder, grant.fence, body.ttl_seconds)
+        return wire.Acquired(holder, grant.fence, body.ttl_seconds)
 
-    async def renew_lock(self, call: Call) -> Acquired:
+    async def renew_lock(self, call: Call) -> wire.Acquired:
         holder: str = call.body.holder
         fence, ttl = await self._locks.renew_as(call.namespace, call.path["name"], holder)
-        return Acquired(holder, fence, ttl)
+        return wire.Acquired(holder, fence, ttl)
 
     async def release_lock(self, call: Call) -> None:
         await self._locks.release_as(call.namespace, call.path["name"], call.body.holder)
 
-    async def break_lock(self, call: Call) -> Broken:
-        body: BreakRequest = call.body or BreakRequest()
+    async def break_lock(self, call: Call) -> wire.Broken:
+        body: wire.BreakRequest = call.body or wire.BreakRequest()
         reason = display_text(body.reason, "reason", 500) if body.reason else ""
-        return Broken(
+        return wire.Broken(
             await self._locks.break_lock(
                 call.path["name"], call.namespace, by=call.caller.name, reason=reason, fence=body.fence
             )
@@ -128,14 +120,14 @@ class LockRoutes:
     async def watch_lock(self, call: Call) -> Stream:
         return Stream(_events(self._locks.watch(call.path["name"], call.namespace)))
 
-    async def lock_history(self, call: Call) -> LockHistory:
-        return LockHistory(await self._locks.history(call.path["name"], call.namespace))
+    async def lock_history(self, call: Call) -> wire.LockHistory:
+        return wire.LockHistory(await self._locks.history(call.path["name"], call.namespace))
 
-    async def list_locks(self, call: Call) -> LockList:
-        return LockList(await self._locks.list(call.namespace))
+    async def list_locks(self, call: Call) -> wire.LockList:
+        return wire.LockList(await self._locks.list(call.namespace))
 
     async def set_fenced(self, call: Call) -> None:
-        body: FencedRequest = call.body
+        body: wire.FencedRequest = call.body
         await self._locks.fenced_set(call.path["key"], body.value, body.fence, call.namespace)
 
     async def get_fenced(self, call: Call) -> FencedValue:

@@ -1,8 +1,9 @@
 """A held lock renews itself, and tells its holder when it is lost.
 
-The lease ends in the store at least one TTL after the last renewal was sent. We count from before it was sent, by our own
-monotonic clock, and stop a margin earlier: then `lost` is set and the block is cancelled while nobody else can have the
-lock yet. A process that was suspended at that moment finds out at its next use: `fence` raises instead of returning.
+The lease ends in the store at least one TTL after the last renewal was sent. We count from before it was sent, by our
+own monotonic clock, and stop a margin earlier: then `lost` is set and the block is cancelled while nobody else can have
+the lock yet. A process that was suspended at that moment finds out at its next use: `fence` raises instead of
+returning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The common part of locks in a store, in a quorum and behind a gateway: acquiring, renewing in the background, closing."""
+"""The common part of locks in a store, in a quorum and behind a gateway: acquiring, renewing and closing."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class LockSource(ABC):
     ) -> Lock:
         """Describe a lock; it is acquired when it is entered.
 
-        `ttl` is how long it outlives a dead holder, `wait` how long to wait for it (None: without limit, 0: not at all), `delay`
-        how long it stays closed after a holder was lost, `replicas` how many replicas of the store must have it before it counts
-        (else NotReplicated).
+        `ttl` is how long it outlives a dead holder, `wait` how long to wait for it (None: without limit, 0: not at
+        all), `delay` how long it stays closed after a holder was lost, `replicas` how many replicas of the store must
+        have it before it counts (else NotReplicated).
         """
         return Lock(self, LockRequest(namespace or self.namespace, name, ttl, wait, delay, label, renew, replicas))
 

@@ -1,7 +1,7 @@
 """Locks in one store: waiters stand in FIFO order in the lock's own slot; hints and timers replace polling.
 
-Every call is idempotent by the holder's name, so a lost reply can be retried. A caller that is cancelled or does not know
-the outcome releases, in the background, whatever it may have got; the connection keeps the order of the calls.
+Every call is idempotent by the holder's name, so a lost reply can be retried. A caller that is cancelled or does not
+know the outcome releases, in the background, whatever it may have got; the connection keeps the order of the calls.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Locks(LockSource):
                 waiter.ahead = turn.ahead
                 line.learn(turn.as_of, turn.opens_in)
                 if turn.passed_over:
-                    # It missed the hint that it was its turn, and so may those behind it here. Hints may be lost for longer:
+                    # It missed the hint that it was its turn, and so may those behind it here; more hints may be lost:
                     # each asks once more within the grace of its next turn.
                     self._loop.call_later(self._grace_ms / 2000, waiter.called.set)
                     if line.is_first(waiter):

@@ -59,7 +59,7 @@ class LockRequest(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A granted lock; `sent` is the monotonic time before the request was sent, so the lease ends no earlier than sent + ttl."""
+    """A granted lock; `sent` is a monotonic time before the request, so the lease ends no earlier than sent + ttl."""
 
     request: LockRequest
     holder: str

@@ -49,8 +49,8 @@ class QuorumHealth(msgspec.Struct, frozen=True):
 class Quorum(LockSource):
     """`async with Quorum([url, …]) as quorum: async with quorum.lock(name, ttl=10) as held:`.
 
-    `longest_ttl` is the longest lease that may be requested. A server does not vote for that long after a restart in which it
-    may have lost a vote. All clients of a quorum must use the same.
+    `longest_ttl` is the longest lease that may be requested. A server does not vote for that long after a restart in
+    which it may have lost a vote. All clients of a quorum must use the same.
     """
 
     def __init__(
@@ -181,8 +181,7 @@ class Quorum(LockSource):
             self.withdraw_soon(request, holder)
         if votes.failed > self._spare:
             raise QuorumLost(
-                f"{votes.failed} of {len(self.voters)} servers did not vote; {self.majority} are needed.",
-                retry_after=1,
+                f"{votes.failed} of {len(self.voters)} servers did not vote; {self.majority} are needed.", retry_after=1
             )
         return min((vote.left for vote in votes.refused), default=JITTER_SECONDS)
 

@@ -121,8 +121,8 @@ class Voter:
     async def _silent_for(self, store: Store, replication_id: str, deadline: float) -> float:
         """Give how long this run of the server may not vote yet: one longest TTL from its start.
 
-        It may vote at once if it has lost nothing: it has the mark of a server that voted before, and syncs every write. A
-        replacement of a dead server has no mark.
+        It may vote at once if it has lost nothing: it has the mark of a server that voted before, and syncs every
+        write. A replacement of a dead server has no mark.
         """
         loop = asyncio.get_running_loop()
         thing = self.thing("default", "health")

@@ -10,7 +10,7 @@ from headgate.kit.settings import Doc, Settings
 
 
 class LockSettings(Settings, section="locks"):
-    """What all locks of one store share; every process must use the same grace."""
+    """Settings that all locks of one store share; every process must use the same grace."""
 
     grace_ms: Annotated[int, Doc("how long a waiter who is called may take before the next one is asked")] = 500
     keep_seconds: Annotated[int, Doc("how long an unused lock is remembered, so that its fences grow by count")] = 3600

@@ -1,9 +1,9 @@
 """The waiters of one lock in this process, with one subscription and one timer for all of them.
 
-A waiter asks the store again only on a hint that it is its turn, or on a timer. Only the first waiter of this process has
-a timer, since nobody behind it can be served before it. The timer is set for the latest moment at which the lock opens
-(the lease's end, as last known), plus one grace for each process ahead that may be dead. So a lost hint delays a waiter,
-but never loses it.
+A waiter asks the store again only on a hint that it is its turn, or on a timer. Only the first waiter of this process
+has a timer, since nobody behind it can be served before it. The timer is set for the latest moment at which the lock
+opens (the lease's end, as last known), plus one grace for each process ahead that may be dead. So a lost hint delays a
+waiter, but never loses it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class WaiterList:
         return self._waiters[0] is waiter
 
     def hand(self, holder: str, fence: int, sent: float) -> None:
-        """Give a waiter the lock that a release of this process passed on; with fence 0 the waiter should ask the store."""
+        """Give a waiter the lock that a release of this process passed on; with fence 0 it should ask the store."""
         for waiter in self._by_holder.get(holder, ()):
             waiter.fence, waiter.sent = fence, sent
             waiter.called.set()

@@ -11,7 +11,6 @@ from typing import Final
 import httpx2
 import msgspec
 
-from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.registry import metrics
 from headgate.registry.settings import RegistrySettings
@@ -120,8 +119,3 @@ def body_of(alert: Alert, target: AlertTarget) -> object:
 def target_from(settings: RegistrySettings) -> AlertTarget:
     """Read the target from the settings."""
     return AlertTarget(settings.alert_url, settings.alert_format, settings.alert_key)
-
-
-def alert_job(alerts: Alerts) -> Job:
-    """Send alerts for as long as the process lives."""
-    return Job("registry alerts", alerts.run)

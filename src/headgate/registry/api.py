@@ -14,37 +14,15 @@ from headgate.http.routes import Access, Answer, Call, Operation, Stream
 from headgate.kit.ids import revision_number
 from headgate.kit.metrics import CONTENT_TYPE
 from headgate.kit.problems import HeadgateError, InvalidRequest, NotFound
+from headgate.registry import wire
 from headgate.registry.filters import Filter, parse_filters
-from headgate.registry.model import (
-    Instance,
-    InstanceBeat,
-    Listing,
-    OverrideChange,
-    Record,
-    Registered,
-)
+from headgate.registry.model import Instance, InstanceBeat, Listing, OverrideChange, Record, Registered
 from headgate.registry.probes import Prober
 from headgate.registry.problems import Evicted, ServiceFull, Superseded, UnknownInstance
 from headgate.registry.prometheus import exposition, target_groups
 from headgate.registry.registry import GROUPS_AT_ONCE, Registry
-from headgate.registry.service_state import ServiceState
+from headgate.registry.service_state import ServiceState, listing_of
 from headgate.registry.watch import Cursor, read_cursor, watch_service, watch_type
-from headgate.registry.wire import (
-    BatchAnswer,
-    BatchRequest,
-    DiscoverQuery,
-    EvictRequest,
-    Heartbeat,
-    ProtectionRequest,
-    RegisterQuery,
-    RemoveInstanceQuery,
-    Renewed,
-    ServicePath,
-    ServiceQuery,
-    Services,
-    ServiceWatchQuery,
-    TargetGroup,
-)
 from headgate.store import Thing
 
 TAG: Final = "registry"
@@ -85,40 +63,44 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
     return [
         route(
             "POST", "/sd/v1/instances", api.register, "Register an instance", Access.SERVICE,
-            query=RegisterQuery, body=Record, answer=Registered, errors=(Evicted, ServiceFull, Superseded),
+            query=wire.RegisterQuery, body=Record, answer=Registered, errors=(Evicted, ServiceFull, Superseded),
         ),
         route(
             "POST", f"{one}/heartbeat", api.heartbeat, "Renew an instance's lease", Access.SERVICE,
-            body=Heartbeat, body_optional=True, answer=Renewed, errors=(UnknownInstance, Superseded, Evicted, ServiceFull),
+            body=wire.Heartbeat, body_optional=True, answer=wire.Renewed,
+            errors=(UnknownInstance, Superseded, Evicted, ServiceFull),
         ),
         route(
             "POST", "/sd/v1/heartbeats", api.heartbeats, "Renew many leases", Access.SERVICE,
-            body=BatchRequest, body_limit=MOST_BATCH_BODY, answer=BatchAnswer,
+            body=wire.BatchRequest, body_limit=MOST_BATCH_BODY, answer=wire.BatchAnswer,
         ),
         route(
             "GET", "/sd/v1/instances", api.discover, "Find instances", Access.READ,
-            query=DiscoverQuery, answer=Listing, other_statuses=(304,),
+            query=wire.DiscoverQuery, answer=Listing, other_statuses=(304,),
             headers={"If-None-Match": "The ETag you have: 304 while the same instances are there."},
         ),
         route(
-            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE, query=RemoveInstanceQuery, errors=(Superseded,),
+            "DELETE", one, api.remove, "Remove an instance", Access.SERVICE,
+            query=wire.RemoveInstanceQuery, errors=(Superseded,),
         ),
         route(
             "PATCH", one, api.override, "Override what an instance says of itself", Access.SERVICE,
-            query=ServicePath, body=OverrideChange, answer=Instance, errors=(UnknownInstance,),
+            query=wire.ServicePath, body=OverrideChange, answer=Instance, errors=(UnknownInstance,),
         ),
         route(
             "POST", f"{one}/evict", api.evict, "Remove an instance and keep it out for a time", Access.ADMIN,
-            query=ServicePath, body=EvictRequest, errors=(UnknownInstance,),
+            query=wire.ServicePath, body=wire.EvictRequest, errors=(UnknownInstance,),
         ),
-        route("GET", "/sd/v1/services", api.services, "List services", Access.READ, query=PageQuery, answer=Services),
+        route(
+            "GET", "/sd/v1/services", api.services, "List services", Access.READ, query=PageQuery, answer=wire.Services,
+        ),
         route(
             "PATCH", "/sd/v1/services", api.protect, "Switch a service's mass-expiry protection", Access.ADMIN,
-            query=ServiceQuery, body=ProtectionRequest, errors=(NotFound,),
+            query=wire.ServiceQuery, body=wire.ProtectionRequest, errors=(NotFound,),
         ),
         route(
             "GET", "/sd/v1/watch", api.watch, "Watch a service, or all groups of a type", Access.READ,
-            query=ServiceWatchQuery, content_type="text/event-stream",
+            query=wire.ServiceWatchQuery, content_type="text/event-stream",
             headers={"Last-Event-ID": "The position to go on from, as an event's id gave it; before `revision`."},
         ),
         route(
@@ -127,7 +109,7 @@ def operations(registry: Registry, prober: Prober) -> list[Operation]:
         ),
         route(
             "GET", "/sd/v1/prometheus", api.prometheus, "Prometheus HTTP discovery", Access.READ,
-            answer=list[TargetGroup],
+            answer=list[wire.TargetGroup],
         ),
     ]  # fmt: skip
 
@@ -138,18 +120,18 @@ class RegistryRoutes:
         self._prober = prober
 
     async def register(self, call: Call) -> Registered:
-        query: RegisterQuery = call.query
+        query: wire.RegisterQuery = call.query
         return await self._registry.register(
             call.namespace, call.body.addressed(), nonce=query.nonce, registration=query.registration
         )
 
-    async def heartbeat(self, call: Call) -> Renewed:
-        beat: Heartbeat = call.body or Heartbeat()
+    async def heartbeat(self, call: Call) -> wire.Renewed:
+        beat: wire.Heartbeat = call.body or wire.Heartbeat()
         return await self._renew(call.namespace, call.path["instanceId"], beat)
 
-    async def heartbeats(self, call: Call) -> BatchAnswer:
-        body: BatchRequest = call.body
-        outcomes: list[Renewed | int | BaseException] = [UnknownInstance()] * len(body.heartbeats)
+    async def heartbeats(self, call: Call) -> wire.BatchAnswer:
+        body: wire.BatchRequest = call.body
+        outcomes: list[wire.Renewed | int | BaseException] = [UnknownInstance()] * len(body.heartbeats)
         single: list[int] = []
         by_service: dict[Thing, list[int]] = {}
         for index, beat in enumerate(body.heartbeats):
@@ -179,10 +161,10 @@ class RegistryRoutes:
                 superseded.append(beat.instance_id)
             elif isinstance(outcome, BaseException):
                 raise outcome
-        return BatchAnswer(len(outcomes) - len(unknown) - len(superseded), unknown, superseded)
+        return wire.BatchAnswer(len(outcomes) - len(unknown) - len(superseded), unknown, superseded)
 
     async def discover(self, call: Call) -> Answer | Listing:
-        query: DiscoverQuery = call.query
+        query: wire.DiscoverQuery = call.query
         filters = parse_filters(query.filter)
         if query.limit is not None or query.page is not None:
             return await self._discover_page(call, filters)
@@ -205,25 +187,18 @@ class RegistryRoutes:
         instances = [instance for state in states.values() for instance in state.instances]
         if query.check:
             instances = await call.until_disconnect(self._prober.answering(instances))
-        several = query.group is None
-        cursor = None
-        revisions = {group: state.revision for group, state in states.items()}
-        if several:
+        groups = cursor = None
+        if query.group is None:
+            groups = states
+            revisions = {group: state.revision for group, state in states.items()}
             journals = self._registry.journals
             cursor = str(Cursor(await journals.cursor_of(call.namespace, query.type, revisions, before)))
-        listing = Listing(
-            instances=instances,
-            revision=max(revisions.values(), default=0),
-            epoch=max((state.epoch for state in states.values()), default="0"),
-            revisions=revisions if several else None,
-            epochs={group: state.epoch for group, state in states.items()} if several else None,
-            cursor=cursor,
-        )
+        listing = listing_of(states, instances, groups, cursor)
         return listing if query.check else Answer(listing, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
     async def _discover_page(self, call: Call, filters: Sequence[Filter]) -> Listing:
         """Give one page of instances, ordered by group and id; groups after the page are not read."""
-        query: DiscoverQuery = call.query
+        query: wire.DiscoverQuery = call.query
         registry, namespace, page = self._registry, call.namespace, query.page
         cursor = None
         if query.group is not None:
@@ -244,25 +219,17 @@ class RegistryRoutes:
             instances, next_page = page_of(everyone, _page_name, query.limit, page)
             if next_page is not None:
                 break
-        shown = {instance.group for instance in instances} if query.group is None else set()
+        shown = sorted({instance.group for instance in instances}) if query.group is None else None
         if query.check:
             instances = await call.until_disconnect(self._prober.answering(instances))
-        return Listing(
-            instances=instances,
-            revision=max((state.revision for state in states.values()), default=0),
-            epoch=max((state.epoch for state in states.values()), default="0"),
-            revisions={group: states[group].revision for group in sorted(shown)} if query.group is None else None,
-            epochs={group: states[group].epoch for group in sorted(shown)} if query.group is None else None,
-            cursor=cursor,
-            next_page=next_page,
-        )
+        return msgspec.structs.replace(listing_of(states, instances, shown, cursor), next_page=next_page)
 
     async def remove(self, call: Call) -> None:
         try:
             type_, group = await self._place(call)
         except UnknownInstance:
             return  # already gone: deleting is idempotent
-        query: RemoveInstanceQuery = call.query
+        query: wire.RemoveInstanceQuery = call.query
         await self._registry.remove(
             call.namespace, type_, group, call.path["instanceId"], registration=query.registration, nonce=query.nonce
         )
@@ -274,24 +241,19 @@ class RegistryRoutes:
     async def evict(self, call: Call) -> None:
         type_, group = await self._place(call)
         await self._registry.remove(
-            call.namespace,
-            type_,
-            group,
-            call.path["instanceId"],
-            reason="evicted",
-            evict_seconds=call.body.for_seconds,
+            call.namespace, type_, group, call.path["instanceId"], reason="evicted", evict_seconds=call.body.for_seconds
         )
 
-    async def services(self, call: Call) -> Services:
+    async def services(self, call: Call) -> wire.Services:
         query: PageQuery = call.query
-        return Services(*await self._registry.services(call.namespace, limit=query.limit, page=query.page))
+        return wire.Services(*await self._registry.services(call.namespace, limit=query.limit, page=query.page))
 
     async def protect(self, call: Call) -> None:
-        query: ServiceQuery = call.query
+        query: wire.ServiceQuery = call.query
         await self._registry.protect(call.namespace, query.type, query.group, call.body.protection)
 
     async def watch(self, call: Call) -> Stream:
-        query: ServiceWatchQuery = call.query
+        query: wire.ServiceWatchQuery = call.query
         position = call.header("last-event-id") or query.revision
         if query.group is None:
             self._registry.journals.thing(call.namespace, query.type)  # validates the type before the stream starts
@@ -303,29 +265,29 @@ class RegistryRoutes:
     async def metrics(self, call: Call) -> Answer:
         return Answer(await exposition(self._registry, call.namespace), content_type=CONTENT_TYPE)
 
-    async def prometheus(self, call: Call) -> list[TargetGroup]:
+    async def prometheus(self, call: Call) -> list[wire.TargetGroup]:
         return await target_groups(self._registry, call.namespace)
 
-    async def _renew(self, namespace: str, instance_id: str, beat: Heartbeat) -> Renewed:
+    async def _renew(self, namespace: str, instance_id: str, beat: wire.Heartbeat) -> wire.Renewed:
         if beat.record is not None:
             record = _whole(instance_id, beat, beat.record.addressed())
             made = await self._registry.renew(namespace, record, beat.registration)
-            return Renewed(instance_id, made.registration)
+            return wire.Renewed(instance_id, made.registration)
         type_, group = beat.type, beat.group
         if type_ is None or group is None:
             type_, group = await self._registry.locate(namespace, instance_id)
         registration = await self._registry.heartbeat(namespace, type_, group, _beat(instance_id, beat))
-        return Renewed(instance_id, registration)
+        return wire.Renewed(instance_id, registration)
 
     async def _place(self, call: Call) -> tuple[str, str]:
-        query: ServicePath = call.query
+        query: wire.ServicePath = call.query
         if query.type is not None and query.group is not None:
             return query.type, query.group
         return await self._registry.locate(call.namespace, call.path["instanceId"])
 
 
-def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
-    """Merge a heartbeat into its record: fields of the heartbeat are newer; a different id, type or group is refused."""
+def _whole(instance_id: str, beat: wire.Heartbeat, record: Record) -> Record:
+    """Merge a heartbeat into its record; fields of the heartbeat win, and another id, type or group is refused."""
     for field, said, outside in (
         ("instanceId", record.instance_id or instance_id, instance_id),
         ("type", record.type, beat.type or record.type),
@@ -344,7 +306,7 @@ def _whole(instance_id: str, beat: Heartbeat, record: Record) -> Record:
     )
 
 
-def _beat(instance_id: str, beat: Heartbeat) -> InstanceBeat:
+def _beat(instance_id: str, beat: wire.Heartbeat) -> InstanceBeat:
     if beat.metrics is not None and beat.performance is not None and beat.metrics != beat.performance:
         raise InvalidRequest("metrics and performance are one thing under two names; send one.", field="metrics")
     figures = beat.metrics if beat.metrics is not None else beat.performance

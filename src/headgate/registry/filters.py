@@ -1,4 +1,4 @@
-"""Filters on fields of instances: `metadata.version==1.2`, `metrics.load<0.8`, `group in kr-1,kr-2`, `metadata.gpu exists`.
+"""Filters on instances: `metadata.version==1.2`, `metrics.load<0.8`, `group in kr-1,kr-2`, `metadata.gpu exists`.
 
 `lua/include/passes.lua` filters in the store, `passes` here; a test compares them.
 """

@@ -8,7 +8,6 @@ from typing import Final, cast
 
 import msgspec
 
-from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
 from headgate.kit.tasks import Tasks
@@ -26,7 +25,6 @@ SPARE_MS: Final = 2000
 LATEST_MS: Final = 4000
 RETRY_MS: Final = 250
 BATCH_SECONDS: Final = 0.02
-EVERY_SECONDS: Final = 0.25
 
 log = get_logger()
 _records = msgspec.json.Decoder(StoredInstance)
@@ -124,11 +122,6 @@ class HealthChecker:
             resolved=word == "healthy",
             key=f"{thing.tag}/{due.instance.instance_id}",
         )
-
-
-def check_job(checker: HealthChecker) -> Job:
-    """Look for due checks four times a second."""
-    return Job("registry health checks", checker.step, EVERY_SECONDS)
 
 
 def _decode_due(id_: bytes, registration: bytes, record: bytes, check: bytes) -> DueCheck:

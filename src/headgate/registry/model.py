@@ -229,7 +229,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def as_sent(value: W) -> W:
-    """Refuse a struct built in Python that would be refused as a request, so that both modes of the SDK accept the same."""
+    """Refuse a struct built in Python that would be refused over HTTP, so that both modes of the SDK agree."""
     for field, each in msgspec.structs.asdict(value).items():
         if isinstance(each, float) and not math.isfinite(each):
             raise InvalidRequest(f"{field} must be a number.", field=field)

@@ -82,7 +82,7 @@ class Prober:
                 target = target_of(instance, check)
                 async with asyncio.timeout(timeout):
                     outcome = target is not None and await self._probe(target)
-            except Exception as error:  # noqa: BLE001  # addresses and answers come from outside: any failure means unhealthy
+            except Exception as error:  # noqa: BLE001  # input from outside: any failure means unhealthy
                 log.debug("probe failed", instance=instance.instance_id, error=str(error) or type(error).__name__)
         metrics.PROBES.labels(kind, "healthy" if outcome else "unhealthy").inc()
         return outcome

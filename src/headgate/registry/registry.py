@@ -30,7 +30,7 @@ from headgate.registry.model import (
 )
 from headgate.registry.problems import UnknownInstance
 from headgate.registry.service_reader import ServiceReader
-from headgate.registry.service_state import ServiceState, decode_view, encode_record
+from headgate.registry.service_state import ServiceState, decode_view, encode_record, listing_of
 from headgate.registry.settings import RegistrySettings
 from headgate.registry.type_journal import TypeJournals
 from headgate.store import Arg, Batch, Index, ServerError, Store, Thing, script
@@ -65,11 +65,7 @@ class Registry:
         self.locations = Locations(store)
         self.group_cache = GroupCache(store, self.index)
         self.feed: Feed[Instance] = Feed(
-            store,
-            self._snapshot,
-            settle=self._settle,
-            open_watches=metrics.WATCHERS,
-            lag=metrics.WATCH_LAG,
+            store, self._snapshot, settle=self._settle, open_watches=metrics.WATCHERS, lag=metrics.WATCH_LAG
         )
         self.journals = TypeJournals(self)
         settings = self.settings
@@ -103,8 +99,8 @@ class Registry:
     ) -> Registered:
         """Register an instance, or replace the one with the same id.
 
-        The same nonce again gives the same registration. A process that comes back sends its old registration number, and is
-        refused if another process has registered under its id since.
+        The same nonce again gives the same registration. A process that comes back sends its old registration number,
+        and is refused if another process has registered under its id since.
         """
         return await self._write(namespace, record, "register", registration, nonce)
 
@@ -175,26 +171,17 @@ class Registry:
     ) -> bool:
         """Remove an instance; False if it was not there. With `evict_seconds` it may not register again for that long.
 
-        With a registration number, a later registration is not removed (Superseded). With only a nonce, just the registration
-        that was made with it is removed.
+        With a registration number, a later registration is not removed (Superseded). With only a nonce, just the
+        registration that was made with it is removed.
         """
         thing = self.service(namespace, type, group)
         if evict_seconds:
             await self._index_service(thing, soon=True)
-        reply = cast(
-            "list[bytes | int]",
-            await self.store.run(
-                REMOVE,
-                thing,
-                self.settings.history,
-                int(self.settings.override_seconds * 1000),
-                member_id(instance_id, "instanceId"),
-                "" if registration is None else registration,
-                nonce or "",
-                reason,
-                int(evict_seconds * 1000),
-            ),
-        )
+        arguments = (
+            self.settings.history, int(self.settings.override_seconds * 1000), member_id(instance_id, "instanceId"),
+            "" if registration is None else registration, nonce or "", reason, int(evict_seconds * 1000),
+        )  # fmt: skip
+        reply = cast("list[bytes | int]", await self.store.run(REMOVE, thing, *arguments))
         if nonce is None or reply[1] == 1:  # otherwise the id may belong to another registration
             await self.locations.forget(namespace, thing.name, [instance_id])
         return reply[1] == 1
@@ -221,7 +208,7 @@ class Registry:
     async def read_service(
         self, thing: Thing, *, healthy: bool | None = None, filters: Sequence[Filter] = ()
     ) -> ServiceState:
-        """Read a service at one moment in one round trip; callers that come while a read is in flight share the next one."""
+        """Read a service at one moment in one round trip; callers that come during a read share the next one."""
         return await self._reader.read(thing, healthy, tuple(filters))
 
     async def discover(
@@ -239,13 +226,8 @@ class Registry:
                 await self.read_service(self.service(namespace, type, group), healthy=healthy, filters=filters)
             ).listing()
         states = await self.read_groups(namespace, type, healthy=healthy, filters=filters)
-        return Listing(
-            instances=[instance for state in states.values() for instance in state.instances],
-            revision=max((state.revision for state in states.values()), default=0),
-            epoch=max((state.epoch for state in states.values()), default="0"),
-            revisions={name: state.revision for name, state in states.items()},
-            epochs={name: state.epoch for name, state in states.items()},
-        )
+        instances = [instance for state in states.values() for instance in state.instances]
+        return listing_of(states, instances, states)
 
     async def read_groups(
         self,
@@ -346,8 +328,8 @@ class Registry:
     async def _index_service(self, thing: Thing, *, soon: bool = False) -> None:
         """Put a service into the index of the sweep before it is written, and again from time to time.
 
-        A registration repeats it `soon`: an empty service is swept rarely, and this one gets a lease that can end. Registrations
-        within 50 ms share one call, because the service is not due before that.
+        A registration repeats it `soon`: an empty service is swept rarely, and this one gets a lease that can end.
+        Registrations within 50 ms share one call, because the service is not due before that.
         """
         now = monotonic()
         if now - self._indexed_at.get(thing, -REINDEX_SECONDS) < (REINDEX_SOON_SECONDS if soon else REINDEX_SECONDS):
@@ -358,7 +340,7 @@ class Registry:
         self._indexed_at[thing] = now
 
     async def _settle(self, thing: Thing) -> None:
-        """After an outage, extend every lease of a service by one TTL; otherwise record which instances were already dead."""
+        """After an outage, extend every lease by one TTL; otherwise record which instances were already dead."""
         settings = self.settings
         while not await self.store.run(SETTLE, thing, SETTLED_AT_ONCE, settings.protect_from, settings.protect_share):
             pass

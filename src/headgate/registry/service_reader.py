@@ -33,8 +33,8 @@ class ServiceReader:
     async def read(self, thing: Thing, healthy: bool | None, filters: tuple[Filter, ...]) -> ServiceState:
         """Read a service at one moment, or only the instances that pass.
 
-        The first filtered read of a service is filtered by the store. After that the whole service is cached and filtered here:
-        this costs the store a fraction, because only changes are transferred.
+        The first filtered read of a service is filtered by the store. After that the whole service is cached and
+        filtered here: this costs the store a fraction, because only changes are transferred.
         """
         if healthy is None and not filters:
             return await self._read_shared((thing, None, ()))
@@ -79,16 +79,9 @@ class ServiceReader:
         settings = self._settings
         for force in (0, 0, 0, 1):
             reply = await self._store.run(
-                DISCOVER,
-                thing,
-                settings.protect_from,
-                settings.protect_share,
-                choice,
-                cached.shape,
-                cached.figures,
-                force,
-                *words,
-            )
+                DISCOVER, thing, settings.protect_from, settings.protect_share, choice, cached.shape,
+                cached.figures, force, *words,
+            )  # fmt: skip
             state = decode_state(reply, cached)
             if state.status != "unsettled":
                 break

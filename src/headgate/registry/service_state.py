@@ -1,8 +1,8 @@
-"""Decodes the store's data of a service: its instances at one moment, cached between reads as far as they stay the same."""
+"""Decodes a service from the store: its instances at one moment, cached between reads while they stay the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -200,7 +200,7 @@ class ServiceState:
         return b"[" + b",".join(written) + b"]"
 
     def _present(self) -> Iterator[tuple[bytes, CachedInstance, float, bool, bool]]:
-        """Yield (id, instance, deadline of the last heartbeat, whether it has passed, whether the lease still holds)."""
+        """Yield id, instance, deadline, whether it has passed, and whether the lease still counts."""
         now, deadlines, extended = self.now_ms, self._deadlines, self._extended
         for id_, shape in self.known.shapes.items():
             deadline = deadlines.get(id_, 0.0)
@@ -223,17 +223,9 @@ class ServiceState:
         }
         known = CachedService(self.known.shape, self.known.figures, shapes, figures)
         return ServiceState(
-            self.status,
-            self.epoch,
-            self.revision,
-            self.now_ms,
-            self._held,
-            self.overdue,
-            self.protection,
-            known,
-            self._deadlines,
-            self._extended,
-        )
+            self.status, self.epoch, self.revision, self.now_ms, self._held, self.overdue, self.protection,
+            known, self._deadlines, self._extended,
+        )  # fmt: skip
 
     def tag(self, *, by_metrics: bool) -> str:
         """Give an ETag of the content; late instances and filters on metrics change it without a new revision."""
@@ -245,6 +237,23 @@ class ServiceState:
     def listing(self) -> Listing:
         """Convert it to the answer to a discovery."""
         return Listing(instances=self.instances, revision=self.revision, epoch=self.epoch)
+
+
+def listing_of(
+    states: Mapping[str, ServiceState],
+    instances: list[Instance],
+    groups: Iterable[str] | None,
+    cursor: str | None = None,
+) -> Listing:
+    """Combine the states of several groups into one answer, with the revisions and epochs of the given groups."""
+    return Listing(
+        instances=instances,
+        revision=max((state.revision for state in states.values()), default=0),
+        epoch=max((state.epoch for state in states.values()), default="0"),
+        revisions=None if groups is None else {group: states[group].revision for group in groups},
+        epochs=None if groups is None else {group: states[group].epoch for group in groups},
+        cursor=cursor,
+    )
 
 
 def encode_record(record: Record) -> bytes:

@@ -7,7 +7,6 @@ from typing import Final, cast
 
 import msgspec
 
-from headgate.kit.life import Job
 from headgate.kit.logs import get_logger
 from headgate.registry import metrics
 from headgate.registry.alerts import Alerts
@@ -17,7 +16,6 @@ from headgate.store import Claim, Thing, script
 SWEEP = script(__package__, "sweep")
 MOST: Final = 200
 AT_ONCE: Final = 64
-EVERY_SECONDS: Final = 0.25
 MOST_TOLD: Final = 10  # instances that died together and get an alert each
 
 log = get_logger()
@@ -53,19 +51,11 @@ class Sweeper:
     async def sweep(self, thing: Thing) -> SweepResult:
         """Sweep one service."""
         settings = self._registry.settings
-        reply = cast(
-            "list[bytes | int]",
-            await self._registry.store.run(
-                SWEEP,
-                thing,
-                settings.history,
-                int(settings.override_seconds * 1000),
-                MOST,
-                settings.protect_from,
-                settings.protect_share,
-                int(settings.history_seconds * 1000),
-            ),
-        )
+        arguments = (
+            settings.history, int(settings.override_seconds * 1000), MOST, settings.protect_from, settings.protect_share,
+            int(settings.history_seconds * 1000),
+        )  # fmt: skip
+        reply = cast("list[bytes | int]", await self._registry.store.run(SWEEP, thing, *arguments))
         word, next_ms, instances, suspects = cast("tuple[bytes, int, int, int]", tuple(reply[:4]))
         changed: dict[bytes, list[str]] = {b"removed": [], b"put": [], b"back": []}
         for id_, kind in zip(cast("list[bytes]", reply[4::2]), cast("list[bytes]", reply[5::2]), strict=True):
@@ -112,8 +102,3 @@ class Sweeper:
 
     def _alert(self, thing: Thing, kind: str, text: str, *, key: str, resolved: bool = False) -> None:
         self._alerts.raise_alert(kind, text, namespace=thing.namespace, service=thing.name, key=key, resolved=resolved)
-
-
-def sweep_job(sweeper: Sweeper) -> Job:
-    """Sweep four times a second; services are visited when they are due."""
-    return Job("registry sweep", sweeper.step, EVERY_SECONDS)

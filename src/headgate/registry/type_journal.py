@@ -1,4 +1,4 @@
-"""The journal of a type records in which order its groups changed, so that one number is the cursor of a watch of all groups.
+"""The journal of a type: the order in which its groups changed, so that one number is the cursor of a watch of all.
 
 Each group is a service in a slot of its own with its own revisions, and a cursor that named them all would grow with
 their number. So every process that watches a type records in one stream, the journal, that a group moved from one
@@ -81,7 +81,8 @@ class TypeJournals:
     async def cursor_of(self, namespace: str, type_: str, revisions: Mapping[str, int], before: int) -> int:
         """Give a position from which a watch sends every change after these revisions of the groups.
 
-        `before` is the position before the groups were read; from there nothing is missed, but some changes may be sent twice.
+        `before` is the position before the groups were read; from there nothing is missed, but changes may be sent
+        twice.
         """
         thing = self.thing(namespace, type_)
         for _ in range(2):
@@ -104,8 +105,7 @@ class TypeJournals:
         keep_ms = max(SHORTEST_KEEP_MS, int(settings.history_seconds * 2000))
         words = [word for pair in batch for word in pair]
         position, further = cast(
-            "tuple[bytes, int]",
-            await self._registry.store.run(JOURNAL, thing, settings.history, keep_ms, *words),
+            "tuple[bytes, int]", await self._registry.store.run(JOURNAL, thing, settings.history, keep_ms, *words)
         )
         return int(position), further
 

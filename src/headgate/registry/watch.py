@@ -67,7 +67,7 @@ async def watch_type(
 async def follow_type(
     registry: Registry, namespace: str, type_: str, after: Cursor | None
 ) -> AsyncGenerator[GroupNotice, None]:
-    """Follow all groups of a type in the order of its journal; without a position, the state of each group comes first."""
+    """Follow all groups of a type in the order of its journal; without a position, their state comes first."""
     async with aclosing(_follow_type(registry, namespace, type_, after)) as notices:
         async for together in notices:
             for found in together:
