@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Record results of health checks; enough equal ones in a row turn an instance healthy or unhealthy, which is
---- published.
+--- Record results of health checks; enough equal ones in a row make an instance healthy or unhealthy, and publish it.
 --- KEYS     group service   14 lost (zset id -> ms, instances that died lately)
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4.. id, registration, passed, rise, fall,
 ---          remove_after_ms (0: never), next_ms

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Remove instances whose lease has ended, unless too many are late at once or the store was away; persistent ones are
---- only marked.
+--- Remove instances whose lease has ended (mark persistent ones), unless too many are late or the store was away.
 --- KEYS     group service   14 lost (zset id -> ms, instances that died lately)
 --- ARGV     1 context   2 history   3 keep_ms (overrides)   4 most   5 from   6 share   7 history_ms
 --- RETURNS  word (swept, held, protected, gone), next_ms (or -1), instances, suspects, then id, kind of each change

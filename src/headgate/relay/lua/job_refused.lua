@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Note that a job's sending was refused by its upstream, which therefore did nothing: it waits again, as if never
---- sent.
+--- Put back a job that its upstream refused, and so did nothing for: it waits again, as if it was never sent.
 --- KEYS     1 orders (hash)
 --- ARGV     1 id   2 holder   3 attempt (that was refused)
 --- RETURNS  1 if it waits again, else 0

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Report again the permits that a process holds, from unsent to not yet ended: after a loss of data they count as in
---- flight.
+--- Report again the permits that a process holds, unsent or not yet ended, so that they count after a loss of data.
 --- KEYS     group user
 --- ARGV     1 context   2 user   3 lease_ms   4.. waiter
 --- RETURNS  how many units were not known any more

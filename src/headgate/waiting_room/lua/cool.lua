@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Find the resources that have been below the threshold for the whole cooldown, and delete traffic counts that are
---- zero.
+--- Find the resources that have been below the threshold for the whole cooldown, and delete zero counts.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 traffic (hash resource -> counts)   4 auto (hash resource -> since:above)
 ---          5 events (stream)
 --- ARGV     1 context   2 threshold   3 window_ms   4 cooldown_ms   5 most

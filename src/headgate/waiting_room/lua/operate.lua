@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Pause, resume, drain, admit by hand, reset or delete a queue, as an operator asks; the audit keeps
---- each action.
+--- Pause, resume, drain, admit by hand, reset or delete a queue, as an operator asks; this is audited.
 --- KEYS     group queue   17 audit (stream)   18 history (stream)   19 traffic (hash)   20 auto (hash)
 ---          21 revoked (zset)
 --- ARGV     1 context   2 action   3 who   4 expected (version, or empty)   5 request (its id)   6 number

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
---- Make one step of a queue: end what is due, count the free seats, call the front of the line, and hold a seat for
---- each.
+--- Make one step of a queue: end what is due, count free seats, call the front of the line, and hold a seat for each.
 --- KEYS     group queue   17 history (stream)
 --- ARGV     1 context   2 most (people touched by this call)   3 most_finished   4 seed (of new ticket ids)
 --- RETURNS  more to do now, due in ms (-1: not until something happens), then for each one called: user, waited ms,

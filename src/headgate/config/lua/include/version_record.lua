@@ -1,5 +1,4 @@
---- A key's record in `versions`: `last first count`, its newest version, the oldest that may be kept, and how many are
---- kept.
+--- A key's record in `versions`: `last first count` (newest version, oldest that may be kept, number kept).
 ---
 --- After a possible loss of data, LOST_VERSIONS numbers are skipped, because readers may have seen them.
 --@include text_of

@@ -5,8 +5,7 @@
 ---
 --- A new lock's fences begin a minute ahead of the clock, where those of a lock that may have lost writes go on. A lock
 --- that then loses its whole record begins above them again, since it gave less than one a microsecond meanwhile. Where
---- the last fence is ahead of the clock already, only a few fences that grew by one each were lost, and MOST_LOST above
---- it is enough.
+--- the last fence is ahead of the clock already, only a few fences were lost, and MOST_LOST above it is enough.
 --@include fast_path
 --@include clock
 local AHEAD_US = 60000000

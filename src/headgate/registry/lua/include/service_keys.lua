@@ -1,5 +1,4 @@
---- The keys of a service, for scripts whose header says `group service`: a local for each, and those of its instances
---- in `service`.
+--- The keys of a service, for scripts whose header says `group service`: as locals, and all but meta in `service`.
 --- KEYS     1 meta (hash)   2 records (hash id -> json)   3 metadata (hash id -> json)   4 metrics (hash id -> json)
 ---          5 states (hash id -> state_record.lua)   6 deadlines (zset id -> ms)   7 overrides (hash id -> override_record.lua)
 ---          8 memory (zset id -> ms, overrides of removed instances)   9 checks (hash id -> json)

@@ -6,8 +6,7 @@
 --@include backlog
 --@include line
 
---- Count the units wanted by waiters ahead in the line; those of dead processes leave it. Gives false if there are too
---- many.
+--- Count the units wanted by waiters ahead in the line, and drop those of dead processes; false if there are too many.
 local function units_ahead(keys, thing, waiter)
   local rank = redis.call('ZRANK', keys.line, waiter)
   if not rank or rank >= MOST_AHEAD then

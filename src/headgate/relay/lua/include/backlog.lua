@@ -10,8 +10,7 @@
 local HELD = 32
 local MOST_AHEAD = 64
 
---- Make a user due for runners. Users are taken in the order in which they became due, so one who is due already keeps
---- that time.
+--- Make a user due for runners, who take users in the order in which they became due; an earlier time stands.
 local function make_due(owners, user, now)
   redis.call('ZADD', owners, 'LT', text_of(now), user)
 end

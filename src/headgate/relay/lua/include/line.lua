@@ -1,8 +1,7 @@
 --- A user's line at an upstream.
 ---
 --- Waiters of dead processes are passed over at once, and the next sweep takes them out of their lines. `crowd` counts
---- the waiters of each process by user, so that they are found. A process that comes back shows their places, and they
---- join again.
+--- the waiters of each process by user, so that they are found. A process that comes back shows their places.
 --@include upstream
 --@include crowd_record
 

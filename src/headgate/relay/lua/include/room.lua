@@ -1,8 +1,7 @@
 --- Computes the room of a pool: units that may be granted now, units whose time is known, and how long the others wait.
 --@include pool
 
---- Count the open units: those whose answer has not ended yet. Units granted under another kind of limit count while in
---- flight.
+--- Count the units whose answer has not ended; those granted under another kind of limit count while in flight.
 local function open_units(pool)
   local both = pool.flying > 0 and redis.call('ZINTERCARD', 2, pool.fly, pool.open) or 0
   return redis.call('ZCARD', pool.open) + pool.flying - both

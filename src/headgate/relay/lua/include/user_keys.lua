@@ -1,5 +1,4 @@
---- The keys of an upstream that permits of one user need, for scripts whose header says `group user`; all are in
---- `keys`.
+--- The keys that permits of one user need, for scripts whose header says `group user`; all are in `keys`.
 --- KEYS     1 meta (hash)   2 policy (hash)   3 relays (zset process -> ms)   4 turns (zset user -> number)
 ---          5 heads (hash user -> waiter)   6 users (zset user -> ms)   7 flying (zset unit -> lease)
 ---          8 answered (zset unit -> ms)   9 opened (zset unit -> lease)   10 state (hash)   11 events (channel)

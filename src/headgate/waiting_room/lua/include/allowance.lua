@@ -1,5 +1,4 @@
---- Computes how many users may be called now, apart from free seats: by tick, rate, pause and opening time, and by
---- hand.
+--- Computes how many users may be called now, apart from seats: by tick, rate, pause and opening time, and by hand.
 --@include queue
 
 local VISIT_EVERY_MS, VISIT_SOONEST_MS, LATE_MS = 1000, 100, 250
@@ -11,8 +10,7 @@ local function spare_tokens(queue, limited)
   return limited and math.min(queue.burst - 0.001, math.max(0.999, queue.rate * LATE_MS / 1000)) or 0
 end
 
---- Gives the number allowed by the policy, the number granted by hand beyond it, and a function that takes what was
---- used.
+--- Gives the number allowed by the policy, the number granted by hand beyond it, and a function that takes them.
 local function allowance(queue)
   local meta = queue.keys.meta
   local saved = redis.call('HMGET', meta, 'tick', 'tick_used', 'tokens', 'tokens_at', 'grants', 'hungry')

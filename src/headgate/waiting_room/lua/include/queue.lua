@@ -84,8 +84,7 @@ local function count(queue, name, more)
   queue.counts[name] = (queue.counts[name] or 0) + more
 end
 
---- Tell whether no user is called for now: an operator paused the queue, or users who lost their place may still come
---- back.
+--- Tell whether no user is called for now: the queue is paused, or users who lost their place may still come back.
 local function calls_suspended(queue)
   return queue.paused or queue.time < queue.calls_from
 end

@@ -1,6 +1,5 @@
 --- A member of `seats`: `server:kind:id`. All have one score, so that a server's seats are counted and found by their
---- prefix. Kinds: h (held, id is the ticket), s (id is the session), k (kept for a user who was dropped, id is the
---- user).
+--- prefix. Kinds: h (held, id is the ticket), s (id is the session), k (kept for a dropped user, id is the user).
 local function seat(server, kind, id)
   return server .. ':' .. kind .. ':' .. id
 end

@@ -60,8 +60,7 @@ local function withdraw_ticket(queue, user)
   count(queue, 'away', 1)
 end
 
---- End at most `budget` tickets, kept seats, stays, absences and records that are due; gives what is left of the
---- budget.
+--- End at most `budget` tickets, kept seats, stays, absences and records that are due; gives the rest of it.
 local function sweep(queue, budget)
   local keys = queue.keys
   for _, ticket in ipairs(due(keys.holds, queue.time, budget)) do

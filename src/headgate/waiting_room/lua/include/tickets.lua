@@ -7,8 +7,7 @@
 --@include ticket_record
 
 --- Make a function that gives new ticket ids, from a random seed that only the caller knows and a number that never
---- repeats: a call that is sent again after a lost reply has the same seed, and must not issue the same tickets to
---- others.
+--- repeats: a call that is sent again after a lost reply has the same seed, and must not issue the same tickets.
 local function ticket_source(queue, seed)
   return function()
     local hex = redis.sha1hex(seed .. ':' .. text_of(next_number(queue.thing)))
@@ -29,8 +28,7 @@ local function return_to_line(queue, user)
 end
 
 --- Call a command, or collect it for `call_collected` if `queue.collected` is a table: a step for two hundred users is
---- then ten commands instead of two thousand. Commands are literals where `together` is called: `doctor --acl` reads
---- them there.
+--- then ten commands instead of two thousand. Commands are literals, because `doctor --acl` reads them.
 local perform = redis.call
 
 local function together(queue, command, key, one, other)

@@ -40,8 +40,7 @@ local function read_seen(queue, before)
   return seen
 end
 
---- Take the users who came in since the last step, as redeem counted them: their number, and the sum of ms after that
---- step.
+--- Take the users who came in since the last step, as redeem counted them: number, and sum of ms after that step.
 local function take_arrivals(queue)
   local noted = redis.call('HMGET', queue.keys.meta, 'came', 'came_ms')
   if noted[1] then
@@ -105,8 +104,7 @@ local function pack_forecast(queue, seen, seats, free)
     queue.tick_ms / 1000, first, slowing_ms / 1000, doubt, lasts / 1000)
 end
 
---- Measure turnover and write the forecast, from the seats taken before and after the calls of this step, and those
---- free.
+--- Measure turnover and write the forecast, from the seats taken before and after this step, and those free.
 local function measure_turnover(queue, passed, before, after, free)
   local seen, numbers = read_seen(queue, before), {}
   add_step(queue, seen, passed, before)

@@ -1,6 +1,5 @@
 --- A user's record in `users`, packed into some 25 bytes and the nickname, because a line may be a million long.
---- States: W waiting, P promoted, A active, K dropped with the seat kept, Y away, E expired, F finished, L left, B
---- abandoned.
+--- States: W waiting, P promoted, A active, K dropped (seat kept), Y away, E expired, F finished, L left, B abandoned.
 ---
 --- Fields: state, account (1 if it needs proof), place, shown (the rank last shown), seen (queue time of the last
 --- request, in seconds), eta (predicted seconds of waiting, see tickets.lua), ticket, server, session, nickname.
