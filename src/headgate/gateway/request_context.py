@@ -1,7 +1,8 @@
 """One request in the gateway, and the steps of a handler that runs without a task.
 
-A handler of an operation marked `prompt` is a coroutine that waits for the store at most. A task for it would cost about as
-much as the handler itself, so `step` sends into the coroutine directly, and continues when the awaited reply has arrived.
+A handler of an operation marked `prompt` is a coroutine that waits for the store at most. `step` sends into the coroutine
+directly, and continues when the awaited reply has arrived. With a task, a status costs 13 % more CPU (60.9 instead of 54.1 µs,
+medians of 5 alternating rounds on a busy machine).
 
 This uses one private attribute of asyncio: `await future` sets `future._asyncio_future_blocking`, and the driver of the
 coroutine must reset it, or the next `await` of the same future fails. Only asyncio.Task does so; there is no public function
