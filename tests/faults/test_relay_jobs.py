@@ -116,7 +116,7 @@ async def test_results_are_forgotten_after_a_while(server: Topology, prefix: str
 
 
 async def test_job_that_ends_does_not_use_up_the_hold(server: Topology, prefix: str) -> None:
-    """Whoever is the first to notice that the clock stepped, or that history was lost, holds for all."""
+    """The first caller to notice that the clock stepped, or that history was lost, holds for all."""
     async with relay_on(server.url, prefix, sending=False) as relay:
         await relay.upstreams.put("a", policy("http://127.0.0.1:1"))
         id = await relay.jobs.submit("a", order())

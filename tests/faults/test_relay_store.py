@@ -1,4 +1,4 @@
-"""What the store may do to the relay: lose everything, lose a little, step its clock, go away. Nothing is ever refused."""
+"""Faults of the store that a relay must survive: lose everything, lose a little, step its clock, go away. Nothing is ever refused."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def test_headers_that_two_readers_would_see_differently_are_refused(
 
 
 async def test_a_proper_request_passes_the_same_way(relay: RelayProcess, client: httpx2.AsyncClient, name: str) -> None:
-    """What the smuggled ones above differ from: two requests on one connection, with chunks and with a length."""
+    """The lawful counterpart of the smuggled requests above: two requests on one connection, with chunks and with a length."""
     async with Echo().open() as echo:
         await put(client, name, echo.url)
         head = f"POST /relay/{name}/x HTTP/1.1\r\nHost: x\r\nX-API-Token: {relay.token}\r\nX-User-Id: u1\r\n".encode()

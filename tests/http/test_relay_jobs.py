@@ -229,7 +229,7 @@ async def in_thread(process: RelayProcess | WorkerProcess) -> AsyncIterator[None
 
 
 async def test_stopping_relay_waits_no_longer_than_it_may(server: Topology, name: str) -> None:
-    """Whoever waits beyond that is told to ask another; whoever leaves meanwhile is not waited for."""
+    """A client that waits longer is told to ask another; one that leaves meanwhile is not waited for."""
     with RelayProcess(server.url, environment={"HEADGATE_RELAY_DRAIN_SECONDS": "2"}) as stopping:
         headers = {"X-API-Token": stopping.token, "X-User-Id": "u1"}
         async with (

@@ -1,4 +1,4 @@
-"""What a relay tells at its operations port."""
+"""The metrics at the operations port of a relay."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def test_permits_around_ones_own_calls_keep_the_limit(hg: Headgate, name: 
 
 
 async def test_the_upstreams_own_header_names_the_user(hg: Headgate, name: str) -> None:
-    """Whatever it is called, also when that changes; a refusal for it costs no permit and sends nothing."""
+    """The user header may have any name, also when that changes; a refusal for it costs no permit and sends nothing."""
     async with Echo().open() as echo:
         for header in ("X-Customer", "X-User-Id", "X-Tenant"):
             named = msgspec.structs.replace(policy(echo.url, count=50), user_header=header)

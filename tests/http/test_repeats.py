@@ -1,4 +1,4 @@
-"""What is found out once for all requests of a connection that ask for the same: it changes none of the answers."""
+"""Caches of a connection: what is found out once for all its requests that ask for the same: it changes none of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may look like, and which problem each bad one gets: never a 500."""
+"""The shapes of requests, and which problem each bad one gets: never a 500."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Wire(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        """Whoever feeds it by hand stops by themselves."""
+        """Does nothing: a test that feeds it by hand stops by itself."""
 
     def resume_reading(self) -> None:
         """Nothing was stopped."""

@@ -1,4 +1,4 @@
-"""What requests leave behind: nothing that only the garbage collector could find, since it seldom looks."""
+"""Requests leave nothing behind that only the garbage collector could find, since it seldom looks."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Model:
         self.answers: list[tuple[int, int]] = []
 
     def settle(self, now: int) -> None:
-        """What nobody reported counts as answered when its lease ended."""
+        """A permit that nobody reported counts as answered when its lease ended."""
         for waiter, flight in list(self.flying.items()):
             if flight.until <= now:
                 del self.flying[waiter]

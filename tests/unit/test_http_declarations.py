@@ -1,4 +1,4 @@
-"""What features declare their routes with, and the waiting that a handler can do."""
+"""The declarations of routes, and the waiting that a handler can do."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def call_of(stop: Stop) -> Call:
 
 
 class Sent:
-    """What the client got; `blocked` is a client that does not read."""
+    """The bytes that the client got; `blocked` is a client that does not read."""
 
     def __init__(self, *, blocked: bool = False) -> None:
         self.chunks: list[bytes] = []
