@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from headgate.store import StoreSettings, Thing, open_store
+from headgate.store.client.address import Endpoint
 from tests.faults.load import PATIENT_MS, SLACK_SECONDS, Load, Outcome, run_for
 from tests.store.scripts import take_number
 from tests.topology import Cluster, Node, Sentinel, Topology
@@ -125,3 +126,25 @@ async def test_a_replica_that_dies_is_missed_by_nobody(fresh_server: Callable[..
         assert load.outcomes() == {Outcome.OK: len(load.history)}
         assert load.slowest() < DEADLINE
         await load.check(kept=True)
+
+
+@pytest.mark.topology("sentinel")
+async def test_a_primary_without_replicas_is_left_for_the_one_that_the_sentinels_name(
+    fresh_server: Callable[..., Topology], prefix: str
+) -> None:
+    """A server that comes back after a failover takes itself for the primary, and refuses writes for want of replicas."""
+    server = fresh_server()
+    assert isinstance(server, Sentinel)
+    primary = server.primary()
+    stale = next(node for node in server.servers if node is not primary)
+    thing = Thing(prefix, "t", "default", "x")
+    async with open_store(StoreSettings(url=server.url, prefix=prefix)) as store:
+        await take_number(store, thing)
+        stale.command("CONFIG", "SET", "min-replicas-to-write", 1)
+        stale.command("REPLICAOF", "NO", "ONE")
+        # As if the sentinels had named it when this client asked.
+        store.route._primary = Endpoint("127.0.0.1", stale.port)  # type: ignore[attr-defined]
+        for link in tuple(store.route._links.values()):
+            link.close()
+        await take_number(store, thing)
+        assert store.route.owner(0) == Endpoint("127.0.0.1", primary.port)

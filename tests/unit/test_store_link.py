@@ -6,13 +6,16 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing, suppress
-from typing import NamedTuple
+from contextlib import asynccontextmanager, closing, suppress
+from typing import NamedTuple, cast
 
 import pytest
 
+from headgate.kit.tasks import Tasks, cancel
 from headgate.store.client.address import Endpoint, parse_address
 from headgate.store.client.link import Link, NodeClock
+from headgate.store.client.route import SentinelRoute
+from tests.topology import Stopwatch
 
 LATER = 1e12
 
@@ -136,3 +139,43 @@ async def test_a_time_whose_answer_waited_for_this_process_is_not_learned(wire: 
     time.sleep(1.5)
     await asyncio.sleep(0.1)
     assert 1500 <= clock.expect(loop.time()) - expected < 2500
+
+
+@asynccontextmanager
+async def sentinel(port: int, after_seconds: float) -> AsyncIterator[int]:
+    """A sentinel that names the primary at a port, somewhat later."""
+
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(cast("asyncio.Task[None]", asyncio.current_task()))
+        try:
+            await reader.readuntil(b"GET-MASTER-ADDR-BY-NAME")
+            await asyncio.sleep(after_seconds)
+            writer.write(b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n" % (len(str(port)), port))
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await cancel(*handlers)
+
+
+async def test_the_primary_is_the_one_that_most_sentinels_name_not_the_first_answer() -> None:
+    old, new = 7001, 7002
+    async with sentinel(old, 0) as a, sentinel(new, 0.05) as b, sentinel(new, 0.05) as c, Tasks() as tasks:
+        nodes = ",".join(f"127.0.0.1:{port}" for port in (a, b, c))
+        route = SentinelRoute(parse_address(f"valkey+sentinel://{nodes}/mine"), tasks)
+        assert await route._find() == Endpoint("127.0.0.1", new)
+
+
+async def test_one_sentinel_that_answers_is_enough() -> None:
+    async with sentinel(7001, 0) as a, sentinel(7002, 60) as b, sentinel(7002, 60) as c, Tasks() as tasks:
+        nodes = ",".join(f"127.0.0.1:{port}" for port in (a, b, c))
+        route = SentinelRoute(parse_address(f"valkey+sentinel://{nodes}/mine"), tasks)
+        watch = Stopwatch()
+        assert await route._find() == Endpoint("127.0.0.1", 7001)
+        assert watch.seconds < 3

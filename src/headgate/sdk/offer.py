@@ -79,6 +79,7 @@ class Offer:
 
     async def __aenter__(self) -> Offer:
         await self._tasks.close()  # withdrawals of an earlier use end here
+        self._tasks = Tasks()
         first = self._tasks.start(self.beat())
         try:
             await finished(first)

@@ -344,6 +344,8 @@ class Store:
                         route.moved(slot, _target(error, link))
                     elif error.code in OTHER_NODE:
                         route.drop(link)
+                    elif error.code == "NOREPLICAS":
+                        route.check(link)
                     elif error.code not in RETRY_LATER and error.code != "NOSCRIPT":
                         raise as_problem(error) from error
                 if self._loop.time() + pause >= limit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 from contextvars import Context
 from typing import Final, cast
@@ -23,6 +24,8 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.5
 MAP_SECONDS: Final = 0.1
 SLOW_SECONDS: Final = 0.5
+SENTINELS_SECONDS: Final = 0.3
+ASK_AGAIN_SECONDS: Final = 0.5
 
 
 class Route(ABC):
@@ -74,6 +77,9 @@ class Route(ABC):
 
     def moved(self, slot: int, endpoint: Endpoint) -> None:  # noqa: B027 -- only a cluster has owners that move
         """Note that another node owns a slot."""
+
+    def check(self, link: Link) -> None:  # noqa: B027 -- a single server cannot have been succeeded by another
+        """Find out whether a node that takes no writes is still the right one; a primary that was succeeded may say so."""
 
     def drop(self, link: Link) -> None:
         """Close a link whose node is no longer the primary."""
@@ -174,6 +180,7 @@ class SentinelRoute(Route):
         super().__init__(address, tasks)
         self._primary: Endpoint | None = None
         self._finding: asyncio.Task[Endpoint] | None = None
+        self._ask_after = 0.0
 
     def owner(self, slot: int) -> Endpoint | None:
         return self._primary
@@ -184,11 +191,24 @@ class SentinelRoute(Route):
     async def link(self, slot: int) -> Link:
         if (link := self.ready(slot)) is not None:
             return link
+        done, _ = await asyncio.wait({self._start_finding()})
+        return await self.node(done.pop().result())
+
+    def check(self, link: Link) -> None:
+        now = self._loop.time()
+        if now >= self._ask_after:
+            self._ask_after = now + ASK_AGAIN_SECONDS
+            self._start_finding().add_done_callback(lambda _: self._drop_if_succeeded(link))
+
+    def _drop_if_succeeded(self, link: Link) -> None:
+        if self._primary != link.endpoint:
+            link.close("the sentinels name another primary")
+
+    def _start_finding(self) -> asyncio.Task[Endpoint]:
         if self._finding is None:
             self._finding = self._tasks.start(self._find())
             self._finding.add_done_callback(self._found)
-        done, _ = await asyncio.wait({self._finding})
-        return await self.node(done.pop().result())
+        return self._finding
 
     def _found(self, done: asyncio.Task[Endpoint]) -> None:
         self._finding = None
@@ -196,15 +216,25 @@ class SentinelRoute(Route):
             self._primary = done.result()
 
     async def _find(self) -> Endpoint:
-        asked = [self._tasks.start(self._ask(sentinel)) for sentinel in self.address.nodes]
+        """Ask all sentinels: what most of them say, or most of those that answer soon; one alone may be out of date."""
+        asked = {self._tasks.start(self._ask(sentinel)) for sentinel in self.address.nodes}
+        most = len(asked) // 2 + 1
+        named: Counter[Endpoint] = Counter()
+        limit: float | None = None
         try:
-            for answer in asyncio.as_completed(asked):
-                primary = await answer
-                if primary is not None:
-                    return primary
+            while asked and (limit is None or self._loop.time() < limit):
+                timeout = None if limit is None else limit - self._loop.time()
+                done, asked = await asyncio.wait(asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                named.update(primary for task in done if (primary := task.result()) is not None)
+                if named and limit is None:
+                    limit = self._loop.time() + SENTINELS_SECONDS
+                if named and named.most_common(1)[0][1] >= most:
+                    break
         finally:
             for task in asked:
                 task.cancel()
+        if named:
+            return named.most_common(1)[0][0]
         if self._down_since is None:
             self._down_since = self._loop.time()
         await asyncio.sleep(FIRST_PAUSE)
@@ -272,6 +302,9 @@ class ClusterRoute(Route):
 
     def drop(self, link: Link) -> None:
         super().drop(link)
+        self._start_map()
+
+    def check(self, link: Link) -> None:
         self._start_map()
 
     async def _remap(self) -> None:
