@@ -98,7 +98,7 @@ async def test_one_timer_drives_both_and_both_are_gone_a_lease_after_it_stops(
         before = asyncio.all_tasks()
         async with world.offer() as offer:
             await eventually(lambda: offer._beating is not None)
-            own = [task for task in asyncio.all_tasks() - before if "beat" in str(task.get_coro()).lower()]
+            own = [task for task in asyncio.all_tasks() - before if "beat" in task.get_name().lower()]
             assert own == [offer._beating]
             assert offer._beating is not None
             offer._beating.cancel()

@@ -42,11 +42,11 @@ class Tasks:
             task: asyncio.Task[Result] = loop.create_task(_refuse())
             self._refused.add(task)
         else:
-            task = loop.create_task(self._run(work), context=context)
+            name = getattr(work, "__qualname__", None)  # the coroutine that runs would be `_run` for all of them
+            task = loop.create_task(self._run(work), name=name, context=context)
             self._tasks.add(task)
-            task.add_done_callback(
-                lambda _: work.close()
-            )  # a task that is cancelled before its first step never runs it
+            # A task that is cancelled before its first step never runs the coroutine.
+            task.add_done_callback(lambda _: work.close())
         task.add_done_callback(self._ended)
         return task
 
