@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         UpstreamUnknown,
         UserMissing,
     )
+    from headgate.relay.wire import JobView, Response, UpstreamStatus, UpstreamView, UserFigures
     from headgate.sdk.backends.config import ConfigMarked, Present
     from headgate.sdk.backends.queues import QueuesBackend
     from headgate.sdk.backends.registry import Gone, Listed, Marked, Put

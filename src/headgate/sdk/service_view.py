@@ -224,9 +224,7 @@ class ServiceView:
                 self._suspects[key] = now + suspect.ttl_seconds
             elif key not in self._suspects:
                 self._remove(key, revision, "removed")
-            elif (
-                self._suspects[key] <= now and self.position is None
-            ):  # else the watch drops it, which knows of outages
+            elif self._suspects[key] <= now:
                 self._remove(key, revision, "expired")
         self._revisions[group] = revision
         self.revision = max(self._revisions.values())
