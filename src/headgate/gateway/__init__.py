@@ -1,1 +1,1 @@
-"""The HTTP edge: assembly, tokens, limits, problems, OpenAPI, pages, and the processes that serve them."""
+"""The HTTP API: dispatch, authentication, limits, OpenAPI, console and pages."""

@@ -1,4 +1,4 @@
-"""The gateway's parent process: it opens the listening socket and the operations port, and runs N workers.
+"""The parent process of a gateway or a relay: it opens the listening socket and the operations port, and runs N workers.
 
 Because the parent owns the socket, a port in use is an error at the start, the backlog survives the death of a worker, and all
 workers accept from one backlog.

@@ -111,7 +111,7 @@ class Control:
 
 
 class WorkerStopping:
-    """The time between the announcement that a worker will stop and its stop.
+    """Decides when a worker stops after the announcement.
 
     Some supervisors send SIGTERM only to the parent, others to every process of a service. A worker that only got the signal
     stops after `quiet_seconds`. Once the parent has announced the stop, the worker waits for the parent.

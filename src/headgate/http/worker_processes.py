@@ -1,4 +1,4 @@
-"""Starts the worker processes of a gateway, restarts those that end, and stops them together."""
+"""Starts the worker processes of a gateway or a relay, restarts those that end, and stops them together."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The base of all packages: settings, logs, metrics, traces, problems, routes, life cycle and ids."""
+"""The base of all packages: settings, logs, metrics, traces, problems, tasks, life cycle and ids."""

@@ -1,1 +1,1 @@
-"""Calls leave at a lawful pace: everything is accepted, nothing trips the upstream's limit."""
+"""Forwards calls to somebody else's API within its limits: permits, the proxy, and jobs."""

@@ -201,7 +201,7 @@ class Heartbeats:
         return await finished(own.coming_back)
 
     async def _register(self, own: OwnInstance, nonce: str, record: Record | None = None) -> Registered:
-        """Register an instance of this client again: with a new record whoever has its id now, or with its own record as before."""
+        """Register an instance again: with a new record, which replaces any holder of its id, or with its own record."""
         try:
             made = await self._backend.register(record or own.record, nonce, None if record else own.registration)
         except (Superseded, Evicted, ServiceFull):

@@ -31,7 +31,7 @@ class GatewayUnavailable(StoreUnavailable):
 
 
 class NotText(InvalidRequest):
-    """A text holds half of a character, or a header one that headers cannot carry; it was not sent."""
+    """A text has a lone surrogate, or a header a character that headers cannot carry; it was not sent."""
 
 
 class Http:

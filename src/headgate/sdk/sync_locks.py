@@ -140,7 +140,7 @@ class SyncLock:
 
 
 class SyncElection:
-    """One office, for threads."""
+    """An election, for threads."""
 
     def __init__(self, opened: Callable[[], LoopThread], describe: Callable[[], Election]) -> None:
         self._opened = opened

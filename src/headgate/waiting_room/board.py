@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from time import monotonic
-from typing import Final, cast
+from typing import Final
 
 from headgate.kit.wire import iso_time
 from headgate.store import Store, Thing
-from headgate.waiting_room.queues import BOARD, MARKS, Queues
+from headgate.waiting_room.queues import BOARD, MARKS, Queues, decode_board
 from headgate.waiting_room.wire import Board
 
 CACHE_SECONDS: Final = 1.0
@@ -28,7 +28,7 @@ class Boards:
         """Give a board that is at most a second old."""
         read_at, future = self._cache.get(thing, (0.0, None))
         if future is None or monotonic() - read_at >= CACHE_SECONDS:
-            future = asyncio.ensure_future(self._read(thing))
+            future = self._store.tasks.start(self._read(thing))
             future.add_done_callback(partial(self._drop_failed, thing))
             self._cache[thing] = (monotonic(), future)
             if len(self._cache) > MOST_CACHED:
@@ -47,16 +47,15 @@ class Boards:
 
     async def _read(self, thing: Thing) -> Board:
         reply = await self._queues.with_restore(thing, lambda: self._store.run(BOARD, thing, MARKS))
-        epoch, *numbers = cast("list[bytes | int]", reply)
-        generation, serving, waiting, rate, now_ms, _, *marks = cast("list[int]", numbers)
-        self._queues.update_memory(thing, generation, int(cast("bytes", epoch)), serving)
+        read = decode_board(reply)
+        self._queues.update_memory(thing, read.generation, int(read.epoch), read.serving)
         return Board(
             queue=thing.name,
-            epoch=cast("bytes", epoch).decode(),
-            generation=generation,
-            serving=serving,
-            waiting=waiting,
-            rate_per_second=round(rate / 1_000_000, 3),
-            marks=list(zip(marks[::2], marks[1::2], strict=True)),
-            at=iso_time(now_ms),
+            epoch=read.epoch,
+            generation=read.generation,
+            serving=read.serving,
+            waiting=read.waiting,
+            rate_per_second=round(read.rate / 1_000_000, 3),
+            marks=read.marks,
+            at=iso_time(read.now_ms),
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from time import monotonic
-from typing import Final, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -55,6 +55,27 @@ class QueueSnapshot(msgspec.Struct, frozen=True):
     ahead_ms: int
 
 
+class BoardReply(NamedTuple):
+    """The decoded reply of `board.lua`; `seen` counts the marked users who were seen lately."""
+
+    epoch: str
+    generation: int
+    serving: int
+    waiting: int
+    rate: int
+    now_ms: int
+    seen: int
+    marks: list[tuple[int, int]]
+
+
+def decode_board(reply: Reply) -> BoardReply:
+    """Decode the reply of `board.lua`."""
+    epoch, *numbers = cast("list[bytes | int]", reply)
+    generation, serving, waiting, rate, now_ms, seen, *marks = cast("list[int]", numbers)
+    pairs = list(zip(marks[::2], marks[1::2], strict=True))
+    return BoardReply(cast("bytes", epoch).decode(), generation, serving, waiting, rate, now_ms, seen, pairs)
+
+
 class Queues:
     """All queues of a store."""
 
@@ -100,11 +121,11 @@ class Queues:
         """Give a queue's numbers, with an estimate of the users seen lately; None if the queue is gone."""
         try:
             view = _view(thing, cast("list[Reply]", await self._store.run(FIGURES, thing)))
-            board = cast("list[int]", await self._store.run(BOARD, thing, MARKS)) if view.waiting else []
+            board = decode_board(await self._store.run(BOARD, thing, MARKS)) if view.waiting else None
         except QueueUnknown:
             return None
-        marked = (len(board) - 7) // 2
-        return msgspec.structs.replace(view.figures, live=round(view.waiting * board[6] / marked) if marked > 0 else 0)
+        live = round(view.waiting * board.seen / len(board.marks)) if board is not None and board.marks else 0
+        return msgspec.structs.replace(view.figures, live=live)
 
     async def configure(
         self, thing: Thing, change: PolicyChange, *, who: str, expected: int | None = None, template: str = ""

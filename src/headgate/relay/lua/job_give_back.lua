@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
---- Give back a job that is not being sent; its place in line stays. Whoever stops lets others look at once. Whoever is
---- short of room gives back what must wait anyway: that is looked at again when it was to be, unless it has just had a
---- permit.
+--- Give back a job that is not being sent; its place in line stays. A runner that stops
+--- makes it due at once. A runner without room gives back a job that has to wait anyway: it stays due when it was, unless
+--- it has just had a permit.
 --- KEYS     1 orders (hash)   2 events (channel)   3 owners (zset user -> ms)   4 backlog/<user> (zset units:id -> place)
 ---          5 begun/<user> (zset units:id -> place)
 --- ARGV     1 id   2 user   3 holder   4 at_once (1: others look now; 0: when they would have)

@@ -31,7 +31,7 @@ async def doctor(
     acl: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
 ) -> int:
-    """Check the store: version, persistence, memory policy, clocks, latency, scripts, topology, replication, and data_checks.
+    """Check the store: version, persistence, memory policy, clocks, latency, scripts, topology, replication, and invariants.
 
     Of a gateway: whether it answers, its version, its store, and what the token of HEADGATE_TOKEN may do there.
 

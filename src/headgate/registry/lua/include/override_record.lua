@@ -1,4 +1,4 @@
---- An operator's record in `overrides`: `enabled weight drain evicted_until`, as `registry/views.py` reads it, with -
+--- An operator's record in `overrides`: `enabled weight drain evicted_until`, as `registry/service_state.py` reads it, with -
 --- for a field that the operator leaves to the instance.
 --@include text_of
 local NO_OVERRIDE = '- - - 0'

@@ -1,4 +1,4 @@
---- Publishes instances to the service's history, as `registry/views.py` reads them.
+--- Publishes instances to the service's history, as `registry/service_state.py` reads them.
 --@include feed
 --@include override_record
 

@@ -1,4 +1,4 @@
---- An instance's record in `states`: `registration ttl ephemeral reported checked lapsed nonce`, as `registry/views.py`
+--- An instance's record in `states`: `registration ttl ephemeral reported checked lapsed nonce`, as `registry/service_state.py`
 --- reads it. The last heartbeat is the deadline less the ttl.
 --@include text_of
 local function read_state(text)
