@@ -7,7 +7,7 @@
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_CLOSED QUEUE_FULL QUEUE_RESET FORBIDDEN
 --- AGAIN    same answer: a user in line keeps the place
 --- LONG     a request may restore a place, a ticket or a seat, in the same atomic step
---@include arrive
+--@include answer_user
 --@include expected_wait
 --@include forget_user
 --@include queue_keys

@@ -7,7 +7,7 @@
 --- REFUSES  QUEUE_UNKNOWN QUEUE_LOST QUEUE_RESET NOT_IN_LINE FORBIDDEN
 --- AGAIN    same answer: the same moment is noted again
 --- LONG     a request may restore a place, a ticket or a seat, in the same atomic step
---@include arrive
+--@include answer_user
 --@include queue_keys
 local context, remembered, seed = ARGV[1], ARGV[2], ARGV[3]
 

@@ -69,6 +69,19 @@ local function ticket_seen(user)
   return user.eta > 0
 end
 
+--- Start the time of a ticket when its user is shown it first, and give its deadline.
+local function show_ticket(queue, user)
+  local deadline = redis.call('ZSCORE', queue.keys.holds, user.ticket)
+  if not ticket_seen(user) then
+    local since = tonumber(deadline or queue.time) - queue.ticket_ms
+    user.shown, user.eta = 0, 1 + math.max(0, math.min(queue.time - since, 86400000))
+    write_user(queue.keys.users, user)
+    deadline = queue.time + queue.ticket_ms
+    redis.call('ZADD', queue.keys.holds, text_of(deadline), user.ticket)
+  end
+  return tonumber(deadline or 0)
+end
+
 --- End a ticket that was not used in time: its seat is free, and status says EXPIRED.
 local function expire_ticket(queue, user)
   free_hold(queue, user)

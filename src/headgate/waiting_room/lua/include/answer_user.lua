@@ -162,7 +162,7 @@ local function answer_waiting(queue, records, id, proven)
   return struct.pack(ANSWER_FORM, 'W', account, place, rank)
 end
 
---- Answer a user in any state. One who sees the ticket for the first time has its whole time from now on.
+--- Answer a user in any state.
 local function answer_user(queue, user)
   if user.state == 'W' then
     local rank = redis.call('ZRANK', queue.keys.waiting, user.id)
@@ -178,15 +178,7 @@ local function answer_user(queue, user)
   if user.state ~= 'P' then
     return answer
   end
-  local deadline = redis.call('ZSCORE', queue.keys.holds, user.ticket)
-  if not ticket_seen(user) then
-    local since = tonumber(deadline or queue.time) - queue.ticket_ms
-    user.shown, user.eta = 0, 1 + math.max(0, math.min(queue.time - since, 86400000))
-    write_user(queue.keys.users, user)
-    deadline = queue.time + queue.ticket_ms
-    redis.call('ZADD', queue.keys.holds, text_of(deadline), user.ticket)
-  end
-  local left = math.max(0, tonumber(deadline or 0) - queue.time)
+  local left = math.max(0, show_ticket(queue, user) - queue.time)
   local server = user.server ~= '' and read_server(queue, user.server)
   return answer .. pack_held(left, user.ticket, user.server, server and server.address or '')
 end
