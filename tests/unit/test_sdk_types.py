@@ -165,7 +165,7 @@ def test_no_answer_is_unset() -> None:
 
 
 PARTS = (
-    sdk.Queue, sdk.QueuesBackend, sdk.Registry, sdk.Config, sdk.Relay, Locks, HttpLocksBackend, sdk.Quorum,
+    sdk.Queue, sdk.Operators, sdk.Registry, sdk.Config, sdk.Relay, Locks, HttpLocksBackend, sdk.Quorum,
     sdk.ServiceDiscoveryClient, sdk.SyncLock, sdk.SyncElection,
 )  # fmt: skip
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     )
     from headgate.relay.wire import JobView, Response, UpstreamStatus, UpstreamView, UserFigures
     from headgate.sdk.backends.config import ConfigMarked, Present
-    from headgate.sdk.backends.queues import QueuesBackend
+    from headgate.sdk.backends.queues import Operators
     from headgate.sdk.backends.registry import Gone, Listed, Marked, Put
     from headgate.sdk.backends.relay import HeldPermit, RelayResponse
     from headgate.sdk.client import Headgate
@@ -189,6 +189,7 @@ __all__ = [
     "NotInLine",
     "NotReplicated",
     "Offer",
+    "Operators",
     "OutcomeUnknown",
     "Override",
     "OverrideChange",
@@ -209,7 +210,6 @@ __all__ = [
     "QueueReset",
     "QueueUnknown",
     "QueueView",
-    "QueuesBackend",
     "Quorum",
     "QuorumHealth",
     "QuorumLost",
@@ -289,7 +289,7 @@ _HOMES = {
     "sdk.lifespan": "registered",
     "sdk.live": "Changed Live",
     "sdk.queue": "Queue",
-    "sdk.backends.queues": "QueuesBackend",
+    "sdk.backends.queues": "Operators",
     "sdk.registry": "Registry",
     "sdk.backends.registry": "Gone Listed Marked Put",
     "sdk.backends.relay": "HeldPermit RelayResponse",

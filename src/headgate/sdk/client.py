@@ -20,7 +20,7 @@ from headgate.store.client.address import check_address
 if TYPE_CHECKING:
     from headgate.locks import Election, FencedValue, Lock, Locks
     from headgate.sdk.backends.locks import HttpLocksBackend
-    from headgate.sdk.backends.queues import QueuesBackend
+    from headgate.sdk.backends.queues import Operators
     from headgate.sdk.config import Config
     from headgate.sdk.queue import Queue
     from headgate.sdk.registry import Registry
@@ -117,7 +117,7 @@ class Headgate:
         return Queue(backend, self.namespace)
 
     @cached_property
-    def queues(self) -> QueuesBackend:
+    def queues(self) -> Operators:
         """The queues for their operators."""
         from headgate.sdk.backends.queues import HttpQueuesBackend, StoreQueuesBackend
 

@@ -18,7 +18,7 @@ MOST_MINUTES = 10_080
 MOST_ADMITTED = 1_000_000
 
 
-class QueuesBackend(Protocol):
+class Operators(Protocol):
     """The queues of a namespace, for their operators."""
 
     async def list(self) -> list[QueueView]:
