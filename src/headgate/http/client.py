@@ -322,6 +322,13 @@ class Pool:
 
         If the server closed a reused connection without a response, the request is sent again on another one.
         """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._fetch(method, request, seconds)
+        except TimeoutError as error:
+            raise RequestTimeout(f"No answer came within {seconds:g} s.", "unknown") from error
+
+    async def _fetch(self, method: str, request: bytes, seconds: float) -> tuple[int, bytes]:
         while True:
             connection = await self.acquire(seconds)
             reused = connection.idle_since > 0

@@ -16,7 +16,7 @@ from headgate.http.problems import AddressTooBusy, TooManyConnections
 from headgate.http.routes import Receive, Scope
 from headgate.kit.logs import get_logger
 from headgate.kit.problems import HeadgateError
-from headgate.kit.tasks import Tasks
+from headgate.kit.tasks import Tasks, cancel
 
 BACKLOG: Final = 4096
 MOST_CONNECTIONS: Final = 20_000
@@ -132,8 +132,7 @@ class Listener:
         tasks = [exchange.task for exchange in self._exchanges if exchange.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
-            for task in late:
-                task.cancel()
+            await cancel(*late)
 
     async def run_timer(self) -> None:
         """Update the clock and check the timeouts of all connections, once a second."""

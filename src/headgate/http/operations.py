@@ -38,6 +38,7 @@ class OperationsSettings(Settings, section="ops"):
 
 RESPONSE_SECONDS: Final = 5.0
 TEXT: Final = "text/plain; charset=utf-8"
+MOST_CONNECTIONS: Final = 200  # probes and scrapers; more would take the files that the process itself needs
 
 log = get_logger()
 
@@ -54,7 +55,9 @@ async def serve_operations(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as sock:
         sock.setblocking(False)
-        async with listen(partial(_serve, ready, notice), sock, stop_seconds=0) as listener:
+        async with listen(
+            partial(_serve, ready, notice), sock, stop_seconds=0, most_connections=MOST_CONNECTIONS
+        ) as listener:
             listener.start_draining()  # each response closes its connection
             yield sock.getsockname()[1]
 

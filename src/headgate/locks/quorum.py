@@ -76,6 +76,7 @@ class Quorum(LockSource):
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
+        self._keepers = Tasks()  # those of an entry that failed are closed
         for voter in self.voters:
             self._keepers.start(voter.keep())
         try:

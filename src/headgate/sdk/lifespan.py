@@ -111,7 +111,7 @@ class _Presence:
 
     async def begin(self) -> HeadgateError | None:
         """Register in the background; after the first try, give the refusal or None."""
-        self._task = asyncio.ensure_future(self._run())
+        self._task = self._tasks.start(self._run())
         await asyncio.wait((self._tried, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._tried.done():
             self._task.result()  # raises an unexpected error

@@ -44,17 +44,16 @@ class ListenerTask(Generic[C]):
 
     async def stop(self) -> None:
         """Stop calling the listener."""
-        if self._task is asyncio.current_task():
-            return  # a listener that unsubscribes itself runs to its end
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self._stopped = True
+        if self._task is not asyncio.current_task():  # a listener that unsubscribes itself runs to its end
+            await self._tasks.close()
 
     async def _run(self) -> None:
         plain = not inspect.iscoroutinefunction(self.listener)
         while not self._stopped:
             await self._ready.wait()
             self._ready.clear()
-            while self._pending:
+            while self._pending and not self._stopped:
                 change = self._pending.popleft()
                 try:
                     answer = await _in_thread(self.listener, change) if plain else self.listener(change)

@@ -69,9 +69,11 @@ async def local_store(
                     await Index(store, part).note_age(new=True)
         async with Tasks() as tasks:
             keeping = tasks.start(_keep(embedded, give_up))
-            yield embedded.url
-            if keeping.done():
-                await keeping
+            try:
+                yield embedded.url
+            finally:
+                if keeping.done():
+                    await keeping
 
 
 async def _keep(embedded: Embedded, give_up: Callable[[], None]) -> None:

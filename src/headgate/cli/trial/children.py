@@ -72,13 +72,14 @@ class SupervisedChild:
             process = await self._start()
             async with Tasks() as tasks:
                 output = tasks.start(self._read_output(process))
-                tasks.start(self._until_ready())
+                ready = tasks.start(self._until_ready())
                 try:
                     code = await process.wait()
                 except asyncio.CancelledError:
                     await self._stop(process)
                     raise
                 finally:
+                    ready.cancel()  # another process may answer at its port
                     _kill_group(process)  # its own children must not keep its port open
                     assert process.stdin is not None
                     process.stdin.close()

@@ -93,6 +93,8 @@ class Hints:
                 except TimeoutError:
                     if not link.received_within(SILENT_SECONDS):
                         link.close("the subscriber connection fell silent")
+                    elif self._route.owner(0) not in (None, link.endpoint):
+                        link.close("another node is the primary now")
             self._link = None
             log.debug("subscriber connection lost")
 

@@ -85,12 +85,12 @@ class Follower(Generic[Item]):
         self._snapshot: asyncio.Task[Snapshot[Item]] | None = None
         self._catching_up = asyncio.Semaphore(CATCHING_UP)
         self._task: asyncio.Task[None] | None = None
-        self._doubted_until = 0.0
+        self._reported_at = -DOUBT_SECONDS  # when a loss of history was last reported
         self._interrupted = False
 
     @property
     def _in_doubt(self) -> bool:
-        return monotonic() < self._doubted_until
+        return monotonic() < self._reported_at + DOUBT_SECONDS
 
     @property
     def silent_seconds(self) -> float:
@@ -283,7 +283,9 @@ class Follower(Generic[Item]):
             asked = monotonic()
             page = await self._feed.read(self._thing, self._position)
             await self._confirm()
-            self._interrupted = self._interrupted or (self._in_doubt and monotonic() - asked > OUTAGE_SECONDS)
+            if monotonic() - asked > OUTAGE_SECONDS:
+                # Not right after a report: all subscribers then read the state, which may slow the store down.
+                self._interrupted = self._interrupted or (self._in_doubt and asked > self._reported_at + OUTAGE_SECONDS)
             # The epoch may differ at the same revision: the clock was set back, and then everything was lost.
             replaced = (self._position > 0 and page.epoch != self._epoch) or self._interrupted
             if page.outcome == "same" and not replaced:
@@ -292,7 +294,7 @@ class Follower(Generic[Item]):
             elif page.outcome != "new" or self._position or replaced:
                 if replaced or page.revision < self._position:
                     self.history += 1
-                    self._doubted_until, self._interrupted = monotonic() + DOUBT_SECONDS, False
+                    self._reported_at, self._interrupted = monotonic(), False
                 self._restart(page.epoch, page.revision)
                 restarted = True
         self._read_at = monotonic()
