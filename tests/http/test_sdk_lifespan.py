@@ -194,3 +194,15 @@ async def test_what_nobody_foresaw_at_the_start_is_raised(gateway: Gateway, monk
     await inbox.put({"type": "lifespan.startup"})
     with pytest.raises(ValueError, match="not an address"):
         await asyncio.wait_for(app({"type": "lifespan"}, inbox.get, inbox.put), 10)
+
+
+async def test_a_lifespan_that_is_cancelled_leaves_no_task_behind() -> None:
+    """The server may cancel it at any time; then nobody would end the heartbeats."""
+    presence = lifespan._Presence(Headgate(f"valkey://127.0.0.1:{free_port()}"), Record(type="web", hostname="h"), 0)
+    beginning = asyncio.ensure_future(presence.begin())
+    await asyncio.sleep(0.1)
+    await presence.close()
+    assert presence._task is not None
+    assert presence._task.done()
+    beginning.cancel()
+    await asyncio.wait((beginning,))

@@ -325,3 +325,19 @@ async def _healthy(quorum: Quorum) -> bool:
 
 def _holder(node: Node, prefix: str) -> str:
     return str(node.command("HGET", f"{prefix}:vote:{{default/a}}:meta", "holder") or "")
+
+
+async def test_a_quorum_that_could_not_be_entered_can_be_entered_later(
+    nodes: list[Node], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.locks.quorum.OPEN_SECONDS", 0.5)
+    for node in nodes[:3]:
+        node.kill()
+    quorum = patient([node.url for node in nodes], prefix)
+    with pytest.raises(QuorumLost):
+        await quorum.__aenter__()
+    for node in nodes[:3]:
+        node.start()
+    monkeypatch.setattr("headgate.locks.quorum.OPEN_SECONDS", 20)
+    async with quorum:
+        assert "away" not in (await quorum.health()).servers.values()
