@@ -340,4 +340,5 @@ async def test_a_quorum_that_could_not_be_entered_can_be_entered_later(
         node.start()
     monkeypatch.setattr("headgate.locks.quorum.OPEN_SECONDS", 20)
     async with quorum:
-        assert "away" not in (await quorum.health()).servers.values()
+        states = (await quorum.health()).servers.values()
+        assert sum(state != "away" for state in states) >= quorum.majority
