@@ -49,7 +49,7 @@ class Topology(ABC):
             if not node.running:
                 node.start()
             node.resume()
-        wait_until(self.whole, 30, "the store is whole again")
+        wait_until(self.whole, 90, "the store is whole again")
 
     def add_user(self, name: str, rules: str) -> str:
         """Make an ACL user on every server; give the URL by which that user comes."""

@@ -86,7 +86,7 @@ class Process:
             try:
                 return self.wait_ready(120)
             except EndedWhileStarting:
-                if watch.seconds > 60:
+                if watch.seconds > 180:  # sentinels that were held up trust nothing for half a minute, perhaps twice
                     raise
 
     def signal(self, number: signal.Signals) -> None:
