@@ -198,7 +198,8 @@ class DisconnectWatcher:
             self._listen()
 
     def _listen(self) -> None:
-        self._listening = asyncio.ensure_future(self._body.listen())
+        # `end` cancels it; a `Tasks` would wrap the body of each request in one more coroutine.
+        self._listening = asyncio.create_task(self._body.listen())
         self._listening.add_done_callback(self._on_body_end)
 
     def _on_body_end(self, listening: asyncio.Task[None]) -> None:

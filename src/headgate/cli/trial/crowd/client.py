@@ -68,7 +68,8 @@ class CrowdSocket:
 
     def __init__(self, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
         self._writer = writer
-        self._reading = asyncio.ensure_future(_ignore(reader))
+        # `leave` and `crash` end it; one process has ten thousand of these.
+        self._reading = asyncio.create_task(_ignore(reader))
 
     def send(self, text: bytes) -> None:
         """Send a text message."""
