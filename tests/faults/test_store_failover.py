@@ -142,9 +142,9 @@ async def test_a_primary_without_replicas_is_left_for_the_one_that_the_sentinels
         await take_number(store, thing)
         stale.command("CONFIG", "SET", "min-replicas-to-write", 1)
         stale.command("REPLICAOF", "NO", "ONE")
-        # As if the sentinels had named it when this client asked.
-        store.route._primary = Endpoint("127.0.0.1", stale.port)  # type: ignore[attr-defined]
-        for link in tuple(store.route._links.values()):
-            link.close()
+        # As if the sentinels had named it when this client asked: it is connected, and has no reason to ask again.
+        endpoint = Endpoint("127.0.0.1", stale.port)
+        await store.route.node(endpoint)
+        store.route._primary = endpoint  # type: ignore[attr-defined]
         await take_number(store, thing)
         assert store.route.owner(0) == Endpoint("127.0.0.1", primary.port)
