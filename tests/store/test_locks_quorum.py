@@ -339,6 +339,5 @@ async def test_a_quorum_that_could_not_be_entered_can_be_entered_later(
     for node in nodes[:3]:
         node.start()
     monkeypatch.setattr("headgate.locks.quorum.OPEN_SECONDS", 20)
-    async with quorum:
-        states = (await quorum.health()).servers.values()
-        assert sum(state != "away" for state in states) >= quorum.majority
+    async with quorum:  # raises QuorumLost unless most servers were reached anew
+        pass
